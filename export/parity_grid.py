@@ -1,0 +1,119 @@
+"""The inputs on which a graph must agree with its layer: one row of `CASES` for each way shapes and lengths can be odd.
+
+Pure: a case and an oracle give the same arrays on every machine.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.oracle import Oracle
+from export.signature import LayerSpec
+
+LARGE_SCORE: Final = 1e4
+_CANDIDATES: Final = 256
+
+Lengths = Literal["absent", "zero", "one", "full", "mixed", "per_query"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One point of the grid; `lengths` says how valid_lens are drawn."""
+
+    name: str
+    batch: int
+    num_queries: int
+    num_kv: int
+    lengths: Lengths
+    large_scores: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Arrays of one case. valid_lens as a caller gives them: None, (B,) or (B, Q)."""
+
+    queries: NDArray[np.float32]
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+    valid_lens: NDArray[np.int64] | None
+
+    def full_valid_lens(self) -> NDArray[np.int64]:
+        """valid_lens as the graph takes them: (B, Q)."""
+        shape = self.queries.shape[:2]
+        lens = np.full(shape, self.keys.shape[1]) if self.valid_lens is None else self.valid_lens
+        return np.ascontiguousarray(np.broadcast_to(lens[:, None] if lens.ndim == 1 else lens, shape), np.int64)
+
+
+CASES: Final = (
+    Case("one of each", 1, 1, 1, "absent"),
+    Case("no lengths", 2, 3, 5, "absent"),
+    Case("one query", 3, 1, 7, "mixed"),
+    Case("one key", 5, 3, 1, "mixed"),
+    Case("as many queries as keys", 3, 7, 7, "mixed"),
+    Case("more queries than keys", 2, 11, 3, "mixed"),
+    Case("length 0", 3, 2, 5, "zero"),
+    Case("length 1", 3, 2, 5, "one"),
+    Case("length K", 3, 2, 5, "full"),
+    Case("lengths per query", 5, 7, 11, "per_query"),
+    Case("wide batch", 31, 2, 3, "per_query"),
+    Case("long", 1, 17, 257, "mixed"),
+    Case("large scores", 2, 5, 7, "mixed", large_scores=True),
+    Case("large scores per query", 3, 5, 11, "per_query", large_scores=True),
+)
+
+
+def draw(case: Case, spec: LayerSpec, oracle: Oracle, seed: int) -> Inputs:
+    """Standard normal inputs of a case; with large scores, queries scaled until the largest score is 1e4."""
+    rng = np.random.default_rng(seed)
+    keys = rng.standard_normal((case.batch, case.num_kv, spec.key_size), np.float32)
+    values = rng.standard_normal((case.batch, case.num_kv, spec.value_size), np.float32)
+    lens = _valid_lens(case, rng)
+    shape = (case.batch, _CANDIDATES if case.large_scores else case.num_queries, spec.query_size)
+    queries = rng.standard_normal(shape, np.float32)
+    if case.large_scores:
+        queries = _with_large_scores(queries, keys, lens, case.num_queries, oracle)
+    return Inputs(queries, keys, values, lens)
+
+
+def _valid_lens(case: Case, rng: np.random.Generator) -> NDArray[np.int64] | None:
+    fixed = {"zero": 0, "one": 1, "full": case.num_kv}
+    if case.lengths == "absent":
+        return None
+    if case.lengths in fixed:
+        return np.full(case.batch, fixed[case.lengths], np.int64)
+    per_query = case.lengths == "per_query"
+    lens = rng.integers(0, case.num_kv + 1, (case.batch, case.num_queries) if per_query else case.batch)
+    edges = np.array([0, 1, case.num_kv])  # every drawn case holds the edges, as far as they fit
+    flat = lens.reshape(-1)
+    flat[: len(edges)] = edges[: len(flat)]
+    return lens
+
+
+def _with_large_scores(
+    candidates: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    lens: NDArray[np.int64] | None,
+    num_queries: int,
+    oracle: Oracle,
+) -> NDArray[np.float32]:
+    # A float32 score of 1e4 is off by about 1e-3, so two keys that nearly tie would differ by 1e-3 in weight whatever
+    # the implementation. The candidates whose best two scores lie furthest apart test the range, not the tie.
+    scores = oracle.scores(candidates, keys)  # (B, H, candidates, K)
+    lengths_of = np.full(len(keys), keys.shape[1]) if lens is None else lens.reshape(len(keys), -1)
+    chosen = np.empty((len(keys), num_queries, candidates.shape[-1]), np.float32)
+    for row in range(len(keys)):
+        lengths = {int(n) for n in np.atleast_1d(lengths_of[row]) if n > 1}
+        gap = np.min([_gap(scores[row, ..., :n]) for n in lengths] or [np.zeros(len(candidates[row]))], axis=0)
+        chosen[row] = candidates[row][np.argsort(-gap, kind="stable")[:num_queries]]
+    largest = float(np.abs(oracle.scores(chosen, keys)).max())
+    return chosen * np.float32(LARGE_SCORE / largest)
+
+
+def _gap(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    best = np.sort(scores, axis=-1)
+    smallest: NDArray[np.float64] = (best[..., -1] - best[..., -2]).min(axis=0)  # over the heads
+    return smallest

@@ -1,0 +1,62 @@
+"""The `mha` command. Each subcommand lives in its own package and is imported only when called.
+
+So `mha serve` starts without torch, and `mha export` says what is missing where the export extra is not installed.
+"""
+
+import importlib
+from typing import Final, final
+
+import click
+
+_COMMANDS: Final = {
+    "export": ("export.cli", "export", "Turn a layer into a checked artefact."),
+    "inspect": ("service.cli", "inspect", "Show what an artefact holds."),
+    "serve": ("service.cli", "serve", "Serve the artefacts of a repository over HTTP."),
+}
+_EXTRAS: Final = {
+    "torch": "export",
+    "onnx": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "rich": "export",
+    "onnxruntime": "cpu",
+}
+
+
+@final
+class _Subcommands(click.Group):
+    """A click group whose members are imported by name, on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(_missing(cmd_name, error)) from error
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.{attribute} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # Written from the table, so that `mha --help` imports nothing.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in sorted(_COMMANDS.items())])
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> str:
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(package)
+    if extra is None:
+        raise error
+    return f"'mha {command}' needs {package}, which is not installed: pip install 'mha-service[{extra}]'"
+
+
+@click.group(cls=_Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mha-service", prog_name="mha")
+def main() -> None:
+    """Multi-head attention as a service: export a layer, serve it, inspect it."""
