@@ -27,10 +27,10 @@ _EXTRAS: Final = {
 class _Subcommands(click.Group):
     """A click group whose members are imported by name, on demand."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return sorted(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[cmd_name]
@@ -42,7 +42,7 @@ class _Subcommands(click.Group):
             raise TypeError(f"{module}.{attribute} is not a click command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         # Written from the table, so that `mha --help` imports nothing.
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in sorted(_COMMANDS.items())])

@@ -9,7 +9,6 @@ The manifest's schema stands here and, read by other code, in `service.artifact`
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -149,15 +148,15 @@ def publish(staged: Path, destination: Destination, content: Mapping[str, Any]) 
 
 def _rename_into_place(staged: Path, destination: Destination) -> None:
     if not destination.force or not destination.folder.exists():
-        os.rename(staged, destination.folder)  # refuses a folder that is not empty, so no race can overwrite
+        staged.rename(destination.folder)  # refuses a folder that is not empty, so no race can overwrite
         return
     with tempfile.TemporaryDirectory(prefix=".replaced-", dir=destination.folder.parent) as bin_folder:
         replaced = Path(bin_folder) / "old"
-        os.rename(destination.folder, replaced)
+        destination.folder.rename(replaced)
         try:
-            os.rename(staged, destination.folder)
+            staged.rename(destination.folder)
         except OSError:
-            os.rename(replaced, destination.folder)
+            replaced.rename(destination.folder)
             raise
 
 
@@ -165,8 +164,9 @@ def _write_config(destination: Destination, content: Mapping[str, Any]) -> None:
     target = destination.folder.parent / "config.pbtxt"
     with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".config-", delete=False) as file:
         file.write(triton_config(destination.name, content["layer"]))
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, target)
+    written = Path(file.name)
+    written.chmod(0o644)
+    written.replace(target)
 
 
 def triton_config(name: str, layer: Mapping[str, Any]) -> str:

@@ -42,8 +42,8 @@ _RANDOM_ONLY = ("num_hiddens", "query_size", "key_size", "value_size", "bias", "
 @click.option("--scoring", type=click.Choice(SCORINGS), help="[default: dot_product]")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the random weights.  [default: 0]")
 @click.pass_context
-def export(context: click.Context, **options: Any) -> None:
-    """Export a multi-head attention layer to ONNX, prove that it computes the same, and publish it.
+def export(context: click.Context, /, **options: Any) -> None:
+    r"""Export a multi-head attention layer to ONNX, prove that it computes the same, and publish it.
 
     Give either --num-hiddens and --num-heads (random weights from --seed), or --checkpoint.
 
@@ -71,9 +71,7 @@ def _layer(options: dict[str, Any]) -> tuple[MultiHeadAttention, dict[str, Any]]
     if unwanted:
         raise click.UsageError(f"{', '.join(unwanted)}: the checkpoint decides this; leave it out")
     path: Path = options["checkpoint"]
-    loaded = load_layer(
-        path, prefix=options["prefix"], layout=options["layout"], num_heads=options["num_heads"]
-    )
+    loaded = load_layer(path, prefix=options["prefix"], layout=options["layout"], num_heads=options["num_heads"])
     source = {
         "kind": "checkpoint",
         "file": path.name,
@@ -145,18 +143,19 @@ class _ShownProgress:
 
 def _print_summary(console: Console, destination: Destination, content: dict[str, Any]) -> None:
     layer, parity = content["layer"], content["parity"]
+    sizes = f"{layer['num_hiddens']} hiddens, {layer['num_heads']} heads of {layer['head_size']}"
+    compared = f"{len(parity['cases'])} cases against torch and a float64 oracle"
+    rows = {
+        "published": str(destination.folder),
+        "layer": f"{sizes}, {layer['scoring']}, {'bias' if layer['bias'] else 'no bias'}",
+        "inputs": f"queries {layer['query_size']}, keys {layer['key_size']}, values {layer['value_size']}",
+        "graphs": ", ".join(f"{entry['file']} ({entry['size_bytes']:,} bytes)" for entry in content["lowerings"]),
+        "opset": f"{content['opset']}, standard operators only; batch, num_queries and num_kv are dynamic",
+        "parity": f"{compared}, largest error {parity['max_error']:.1e} (limit {parity['limit']:.0e})",
+        "digest": f"sha256 {content['lowerings'][0]['sha256']}",
+        "serve it": f"mha serve --models {destination.repository}",
+    }
     table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in (
-        ("published", str(destination.folder)),
-        ("layer", f"{layer['num_hiddens']} hiddens, {layer['num_heads']} heads of {layer['head_size']}, "
-                  f"{layer['scoring']}, {'bias' if layer['bias'] else 'no bias'}"),
-        ("inputs", f"queries {layer['query_size']}, keys {layer['key_size']}, values {layer['value_size']}"),
-        ("graphs", ", ".join(f"{entry['file']} ({entry['size_bytes']:,} bytes)" for entry in content["lowerings"])),
-        ("opset", f"{content['opset']}, standard operators only; batch, num_queries and num_kv are dynamic"),
-        ("parity", f"{len(parity['cases'])} cases against torch and a float64 oracle, "
-                   f"largest error {parity['max_error']:.1e} (limit {parity['limit']:.0e})"),
-        ("digest", f"sha256 {content['lowerings'][0]['sha256']}"),
-        ("serve it", f"mha serve --models {destination.repository}"),
-    ):  # fmt: skip
+    for key, value in rows.items():
         table.add_row(key, value)
     console.print(table, highlight=False, soft_wrap=True)

@@ -32,9 +32,8 @@ class _Exported(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if self.with_weights:
-            return self.layer(queries, keys, values, valid_lens, need_weights=True)
-        return self.layer(queries, keys, values, valid_lens)
+        answer: Tensor | tuple[Tensor, Tensor] = self.layer(queries, keys, values, valid_lens, self.with_weights)
+        return answer
 
 
 def spec_of(layer: MultiHeadAttention) -> LayerSpec:

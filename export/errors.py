@@ -1,10 +1,10 @@
 """What can stop an export, by stage; every one means that nothing was published.
 
-    ExportError
-      ConversionError    torch.onnx.export gave up
-      InspectionError    the graph is not what the contract promises
-      ParityError        the graph does not compute what the layer computes
-      PublicationError   the version exists, or the folder cannot be written
+ExportError
+  ConversionError    torch.onnx.export gave up
+  InspectionError    the graph is not what the contract promises
+  ParityError        the graph does not compute what the layer computes
+  PublicationError   the version exists, or the folder cannot be written
 """
 
 

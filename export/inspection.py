@@ -10,7 +10,7 @@ from export import signature
 from export.errors import InspectionError
 from export.signature import OPSET, LayerSpec, TensorSpec
 
-_DATATYPES: Final = {onnx.TensorProto.FLOAT: "FP32", onnx.TensorProto.INT64: "INT64"}
+_DATATYPES: Final[dict[int, str]] = {onnx.TensorProto.FLOAT: "FP32", onnx.TensorProto.INT64: "INT64"}
 
 
 @final

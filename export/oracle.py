@@ -48,11 +48,11 @@ class Oracle:
 
     def _head_scores(self, q: Floats, k: Floats) -> Floats:
         if "attention.w_v.weight" not in self._weights:
-            return np.einsum("bqd,bkd->bqk", q, k) / np.sqrt(q.shape[-1])
+            return np.asarray(np.einsum("bqd,bkd->bqk", q, k) / np.sqrt(q.shape[-1]))
         left = np.einsum("bqd,sd->bqs", q, self._weights["attention.W_q.weight"])
         right = np.einsum("bkd,sd->bks", k, self._weights["attention.W_k.weight"])
         features = np.tanh(left[:, :, None] + right[:, None])
-        return np.einsum("bqks,s->bqk", features, self._weights["attention.w_v.weight"][0])
+        return np.asarray(np.einsum("bqks,s->bqk", features, self._weights["attention.w_v.weight"][0]))
 
     def _project(self, name: str, x: NDArray[Any]) -> Floats:
         projected: Floats = np.asarray(x, np.float64) @ self._weights[f"{name}.weight"].T

@@ -80,7 +80,9 @@ def check_parity(candidate: Path, reference: Path, on_case: Callable[[CaseResult
         ParityError: a case is beyond the limit, or the process died.
     """
     command = [sys.executable, "-m", "export.parity", str(candidate), str(reference)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(  # noqa: S603  # our own interpreter and module
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         if process.stdout is None or process.stderr is None:
             raise ParityError("the parity process has no output")
         results = []
@@ -111,34 +113,46 @@ def _judge(results: list[CaseResult]) -> ParityReport:
 def run_grid(candidate: Path, reference: Path) -> Iterator[CaseResult]:
     """Each case of the grid, measured on the graphs in `candidate`."""
     spec = LayerSpec(**json.loads((reference / _SPEC_FILE).read_text()))
+    witnesses = _witnesses(spec, reference)
+    graphs = _Graphs(_session(candidate / MODEL_FILE), _session(candidate / WEIGHTS_FILE))
+    for seed, case in enumerate(CASES):
+        yield _measure(case, draw(case, spec, witnesses.oracle, seed), witnesses, graphs)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Witnesses:
+    layer: MultiHeadAttention
+    oracle: Oracle
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    plain: ort.InferenceSession
+    weighted: ort.InferenceSession
+
+
+def _witnesses(spec: LayerSpec, reference: Path) -> _Witnesses:
     state = load_file(reference / _LAYER_FILE)
     layer = rebuild(spec)
     layer.load_state_dict(state)
-    oracle = Oracle({name: tensor.numpy() for name, tensor in state.items()}, spec.num_heads)
+    return _Witnesses(layer, Oracle({name: tensor.numpy() for name, tensor in state.items()}, spec.num_heads))
+
+
+def _session(file: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    plain, weighted = (
-        ort.InferenceSession(candidate / file, options, providers=["CPUExecutionProvider"])
-        for file in (MODEL_FILE, WEIGHTS_FILE)
-    )
-    for seed, case in enumerate(CASES):
-        yield _measure(case, draw(case, spec, oracle, seed), layer, oracle, plain, weighted)
+    return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-def _measure(
-    case: Case,
-    inputs: Inputs,
-    layer: MultiHeadAttention,
-    oracle: Oracle,
-    plain: ort.InferenceSession,
-    weighted: ort.InferenceSession,
-) -> CaseResult:
+def _measure(case: Case, inputs: Inputs, witnesses: "_Witnesses", graphs: "_Graphs") -> CaseResult:
     lens = inputs.full_valid_lens()
     feed = {"queries": inputs.queries, "keys": inputs.keys, "values": inputs.values, "valid_lens": lens}
-    (output,) = plain.run(["output"], feed)
-    output_beside_weights, weights = weighted.run(["output", "weights"], feed)
-    witness = _torch_output(layer, inputs)
-    expected, expected_weights = oracle.attend(inputs.queries, inputs.keys, inputs.values, lens)
+    (output,) = graphs.plain.run(["output"], feed)
+    output_beside_weights, weights = graphs.weighted.run(["output", "weights"], feed)
+    witness = _torch_output(witnesses.layer, inputs)
+    expected, expected_weights = witnesses.oracle.attend(inputs.queries, inputs.keys, inputs.values, lens)
     return CaseResult(
         name=case.name,
         batch=case.batch,
@@ -168,7 +182,8 @@ def relative_error(got: NDArray[np.floating], want: NDArray[np.floating]) -> flo
 
 def _main(candidate: str, reference: str) -> None:
     for result in run_grid(Path(candidate), Path(reference)):
-        print(json.dumps(asdict(result)), flush=True)
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

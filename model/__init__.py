@@ -1,0 +1,1 @@
+"""The layer. Imports torch only."""

@@ -14,7 +14,8 @@ from model.scoring import SCORINGS, AdditiveAttention, DotProductAttention, mask
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, H * D) to (B, H, N, D): each head gets its own slice of the features."""
-    return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)
+    batch, length, features = x.shape
+    return x.reshape(batch, length, num_heads, features // num_heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -85,9 +86,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or num_hiddens < 1 or num_hiddens % num_heads:
-            raise ValueError(
-                f"num_hiddens must be a positive multiple of num_heads, got {num_hiddens} and {num_heads}"
-            )
+            raise ValueError(f"num_hiddens must be a positive multiple of num_heads, got {num_hiddens} and {num_heads}")
         if scoring not in SCORINGS:
             raise ValueError(f"scoring: got {scoring!r}, want one of {', '.join(SCORINGS)}")
         if scoring_size is not None and scoring != "additive":

@@ -64,8 +64,6 @@ class AdditiveAttention(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, H, Q, K) of queries (B, H, Q, D) against keys (B, H, K, D)."""
-        features = torch.tanh(
-            self.W_q(queries)[:, :, :, None, :] + self.W_k(keys)[:, :, None, :, :]
-        )  # (B, H, Q, K, S)
+        features = torch.tanh(self.W_q(queries)[:, :, :, None, :] + self.W_k(keys)[:, :, None, :, :])  # (B, H, Q, K, S)
         scores: Tensor = self.w_v(features).squeeze(-1)
         return scores

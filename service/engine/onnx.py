@@ -1,0 +1,85 @@
+"""ONNX Runtime behind the `Engine` contract."""
+
+from typing import Any, Final, final
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from service.artifact import Artifact
+from service.engine import EngineCall, EngineResult
+from service.engine.device import DeviceName
+from service.errors import StartupError
+
+_PROVIDERS: Final[dict[DeviceName, list[Any]]] = {
+    "cpu": ["CPUExecutionProvider"],
+    # TF32 is off because it costs three decimal digits; memory grows by what is asked, since shapes vary.
+    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"})],
+}
+# The runtime's exceptions share no base class below Exception.
+_REFUSALS: Final = (
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+    RuntimeError,
+)
+_PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@final
+class OnnxEngine:
+    """Sessions over the verified bytes of an artefact: one that answers the output, one that adds the weights.
+
+    ONNX Runtime's `run` may be called from several threads at once; each call uses `threads` of them.
+
+    Raises:
+        StartupError: the runtime refuses a graph, or would compute on another device than asked.
+    """
+
+    def __init__(self, artifact: Artifact, device: DeviceName, threads: int) -> None:
+        self._plain = _session(artifact, ("output",), device, threads)
+        self._weighted = _session(artifact, ("output", "weights"), device, threads)
+        self._warm_up(artifact)
+
+    def run(self, call: EngineCall) -> EngineResult:
+        """The layer's answer to one call."""
+        feed = {"queries": call.queries, "keys": call.keys, "values": call.values, "valid_lens": call.valid_lens}
+        if call.need_weights:
+            output, weights = self._weighted.run(["output", "weights"], feed)
+            return EngineResult(output, weights)
+        (output,) = self._plain.run(["output"], feed)
+        return EngineResult(output, None)
+
+    def _warm_up(self, artifact: Artifact) -> None:
+        layer = artifact.layer
+        queries, keys, values = (
+            np.zeros((1, 2, size), np.float32) for size in (layer.query_size, layer.key_size, layer.value_size)
+        )
+        for need_weights in (False, True):
+            self.run(EngineCall(queries, keys, values, np.full((1, 2), 2, np.int64), need_weights))
+
+
+def _session(artifact: Artifact, outputs: tuple[str, ...], device: DeviceName, threads: int) -> ort.InferenceSession:
+    where = f"{artifact.name}/{artifact.version}"
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads  # an explicit count also keeps the runtime from pinning threads to cores
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    # A memory pattern is kept for every shape ever seen, and shapes vary without end (onnxruntime#11118).
+    options.enable_mem_pattern = False
+    # Threads that spin while they wait take the cores that other calls could use.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if device != "cpu":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = ort.InferenceSession(artifact.graph(*outputs), options, providers=_PROVIDERS[device])
+    except _REFUSALS as error:
+        raise StartupError(f"{where}: onnxruntime refuses the graph: {error}") from error
+    used = session.get_providers()
+    if used[0] != _PROVIDER_NAMES[device]:
+        raise StartupError(f"{where}: onnxruntime would compute on {used[0]} instead of {_PROVIDER_NAMES[device]}")
+    return session

@@ -1,0 +1,86 @@
+"""The application: routes, boundary, and the loading of models in the background."""
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from service.catalog import Catalog
+from service.errors import StartupError
+from service.http.attention import AttentionEndpoint
+from service.http.boundary import Boundary
+from service.http.errors import from_http_exception, from_validation_error
+from service.http.openapi import install_openapi
+from service.http.pages import add_pages
+from service.http.routes import read_routes
+from service.http.state import ServerState
+
+_log = structlog.get_logger(__name__)
+
+
+def create_app(state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]) -> FastAPI:
+    """The ASGI application of one server.
+
+    Args:
+        state: shared by all routes; its catalog is filled once models are loaded.
+        load: makes the catalog; called in a thread, while health is already answered.
+        give_up: called if `load` raises `StartupError`, to end the server.
+    """
+    app = FastAPI(
+        title="mha-service",
+        version=importlib.metadata.version("mha-service"),
+        description="Multi-head attention as a service.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan(state, load, give_up),
+        redirect_slashes=False,
+    )
+    app.add_middleware(Boundary, metrics=state.metrics)
+    app.add_exception_handler(HTTPException, from_http_exception)
+    app.add_exception_handler(RequestValidationError, from_validation_error)
+    app.router.routes.append(Route(AttentionEndpoint.route, AttentionEndpoint(state), methods=["POST"]))
+    app.include_router(read_routes(state))
+    add_pages(app)
+    install_openapi(app, state)
+    return app
+
+
+def _lifespan(
+    state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(_load(state, load, give_up))
+        yield
+        await loading
+        state.metrics.ready.set(0)
+        state.scheduler.close()
+
+    return lifespan
+
+
+async def _load(state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]) -> None:
+    try:
+        catalog = await asyncio.to_thread(load)
+    except StartupError as error:
+        _log.error("start-up failed", reason=str(error))
+        give_up()
+        return
+    for name in catalog.names():
+        for model in catalog.versions(name):
+            artifact = model.artifact
+            state.metrics.model_info.labels(name, str(artifact.version), artifact.digest, state.device.name).set(1)
+    state.catalog = catalog
+    state.metrics.ready.set(1)
+    _log.info(
+        "ready",
+        models=[f"{name}/{model.artifact.version}" for name in catalog.names() for model in catalog.versions(name)],
+        device=state.device.name,
+        reason=state.device.reason,
+    )

@@ -1,0 +1,98 @@
+"""The outermost layer of the application: request ids, a log line and a count for each request, no exception past it.
+
+Pure ASGI. `except Exception` stands here because this is where a defect becomes an opaque 500 instead of a lost request.
+"""
+
+import re
+import time
+import uuid
+from typing import Final, final
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import Internal, ServiceError
+from service.http.errors import error_response
+from service.metrics import Metrics
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_log = structlog.get_logger("service.access")
+
+
+@final
+class Boundary:
+    """Wraps the application. A valid `X-Request-Id` is kept, else one is made; it is in the answer and in the log."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lifespan passes through; a request gets exactly one answer, unless its client left."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send)
+        with self._metrics.in_flight.track_inprogress():
+            await self._answer(exchange, scope, receive)
+        self._count(exchange, scope)
+
+    async def _answer(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
+        try:
+            await self._app(scope, receive, exchange.send)
+        except ClientDisconnect:
+            exchange.code = "client_disconnected"
+        except ServiceError as error:
+            await exchange.fail(error, scope, receive)
+        except Exception:
+            _log.error("internal error", request_id=exchange.request_id, exc_info=True)
+            if exchange.status is not None:
+                raise  # the head is out: only a broken connection can still say that something is wrong
+            opaque = Internal("internal error; the server's log has it under this request_id")
+            await exchange.fail(opaque, scope, receive)
+
+    def _count(self, exchange: "_Exchange", scope: Scope) -> None:
+        route = _route(scope)
+        seconds = time.perf_counter() - exchange.started
+        self._metrics.requests.labels(route, scope["method"], str(exchange.status or 499), exchange.code).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        quiet = route.startswith(("/health", "/metrics"))
+        (_log.debug if quiet else _log.info)(
+            "request",
+            request_id=exchange.request_id,
+            method=scope["method"],
+            route=route,
+            status=exchange.status,
+            code=exchange.code,
+            duration_ms=round(seconds * 1000, 3),
+        )
+
+
+def _route(scope: Scope) -> str:
+    # FastAPI notes its own routes in the scope, Starlette only the endpoint, which for inference says its route itself.
+    return str(getattr(scope.get("route"), "path", None) or getattr(scope.get("endpoint"), "route", "other"))
+
+
+@final
+class _Exchange:
+    """One request on its way, and what became of it."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.started = time.perf_counter()
+        self.status: int | None = None
+        self.code = "ok"
+        sent_id = Headers(scope=scope).get("x-request-id", "")
+        self.request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
+        await self._send(message)
+
+    async def fail(self, error: ServiceError, scope: Scope, receive: Receive) -> None:
+        self.code = error.code
+        await error_response(error, self.request_id)(scope, receive, self.send)

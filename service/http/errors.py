@@ -1,0 +1,95 @@
+"""The one table from error codes to statuses, and the one error body.
+
+Every answer that is not 2xx, on every route and also for unknown paths and crashes, is made here.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    Draining,
+    EmptyAxis,
+    EngineFailure,
+    Internal,
+    InvalidDtype,
+    InvalidParameter,
+    InvalidShape,
+    InvalidValidLens,
+    MalformedBody,
+    MethodNotAllowed,
+    ModelNotFound,
+    NonFinite,
+    NotAcceptable,
+    NotFound,
+    NotReady,
+    Overflow,
+    Overloaded,
+    ServiceError,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+
+STATUS: Final[Mapping[str, int]] = {
+    MalformedBody.code: 400,
+    InvalidParameter.code: 400,
+    Unauthorized.code: 401,
+    NotFound.code: 404,
+    ModelNotFound.code: 404,
+    MethodNotAllowed.code: 405,
+    NotAcceptable.code: 406,
+    BodyTooLarge.code: 413,
+    UnsupportedMediaType.code: 415,
+    InvalidShape.code: 422,
+    InvalidDtype.code: 422,
+    InvalidValidLens.code: 422,
+    NonFinite.code: 422,
+    Overflow.code: 422,
+    EmptyAxis.code: 422,
+    Overloaded.code: 429,
+    EngineFailure.code: 500,
+    Internal.code: 500,
+    NotReady.code: 503,
+    Draining.code: 503,
+    DeadlineExceeded.code: 504,
+}
+
+
+def error_response(error: ServiceError, request_id: str) -> Response:
+    """The answer to a request that failed."""
+    body = orjson.dumps({"error": str(error), "code": error.code, "request_id": request_id})
+    return Response(body, STATUS[error.code], _headers(error), "application/json")
+
+
+def from_http_exception(request: Request, error: Exception) -> NoReturn:
+    """Raises Starlette's own 404 or 405 as ours, for the boundary to answer."""
+    if not isinstance(error, HTTPException):
+        raise error
+    where = f"{request.method} {request.url.path[:256]}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        raise MethodNotAllowed(f"{where}: want {', '.join(sorted(allowed.split(', ')))}")
+    raise NotFound(f"{where}: no such route; GET /docs lists them")
+
+
+def from_validation_error(_: Request, error: Exception) -> NoReturn:
+    """Raises FastAPI's complaint about a parameter as ours, for the boundary to answer."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    raise InvalidParameter(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+
+
+def _headers(error: ServiceError) -> dict[str, str]:
+    if isinstance(error, Overloaded):
+        return {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
+    return {}

@@ -1,0 +1,64 @@
+"""Everything that is read: health, models, metrics. Never queued, never behind a key."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.http.state import ServerState
+from service.http.views import ErrorBody, ModelList, ModelVersions, model_view
+
+_NOT_YET: Final[dict[int | str, dict[str, Any]]] = {503: {"model": ErrorBody, "description": "not_ready or draining"}}
+
+
+def read_routes(state: ServerState) -> APIRouter:
+    """The router of all routes that only read."""
+    router = APIRouter()
+    _add_health(router, state)
+    _add_models(router, state)
+
+    @router.get("/metrics", tags=["operations"], response_class=Response)
+    async def metrics() -> Response:
+        """Counts and times in Prometheus' text format."""
+        state.metrics.queued.set(state.scheduler.queued)
+        return Response(state.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router
+
+
+def _add_health(router: APIRouter, state: ServerState) -> None:
+    @router.get("/health/live", tags=["health"])
+    async def live() -> dict[str, bool]:
+        """200 as long as the process answers; a server that does not should be restarted."""
+        return {"live": True}
+
+    @router.get("/health/ready", tags=["health"], responses=_NOT_YET)
+    async def ready() -> dict[str, bool]:
+        """200 while new requests are welcome; 503 while models load and from the moment the server is told to stop."""
+        state.check_ready()
+        return {"ready": True}
+
+    @router.get("/health/startup", tags=["health"], responses=_NOT_YET)
+    async def startup() -> dict[str, bool]:
+        """200 once models have been loaded, and ever after."""
+        state.served()
+        return {"started": True}
+
+
+def _add_models(router: APIRouter, state: ServerState) -> None:
+    @router.get("/v1/models", tags=["models"], responses=_NOT_YET)
+    async def models() -> ModelList:
+        """What is served: sizes, heads, limits, parity, digest."""
+        catalog = state.served()
+        newest = [catalog.versions(name)[-1] for name in catalog.names()]
+        return ModelList(models=[model_view(model, state.device, state.settings) for model in newest])
+
+    @router.get(
+        "/v1/models/{name}",
+        tags=["models"],
+        responses={**_NOT_YET, 404: {"model": ErrorBody, "description": "model_not_found"}},
+    )
+    async def model(name: str) -> ModelVersions:
+        """Every version of one model."""
+        versions = state.served().versions(name)
+        return ModelVersions(name=name, versions=[model_view(one, state.device, state.settings) for one in versions])

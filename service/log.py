@@ -1,0 +1,43 @@
+"""Log lines: JSON for machines, colours on a terminal; the same for our events and for uvicorn's.
+
+A line never holds tensor content, keys or query strings.
+"""
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+
+
+def configure_logging(level: str, log_format: Literal["auto", "json", "console"]) -> None:
+    """Sends every log line of the process to stdout in one format. Called once, by the command."""
+    console = log_format == "console" or (log_format == "auto" and sys.stdout.isatty())
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(allow=[]), *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # uvicorn's own start and stop lines say less than ours.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,53 @@
+"""What Prometheus reads at `/metrics`. One instance a server, with a registry of its own."""
+
+from typing import Final, final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_BUCKETS_S: Final = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+
+STAGES: Final = ("decode", "queue", "compute", "encode")
+
+
+@final
+class Metrics:
+    """The service's own counts and times. Durations in seconds, sizes in bytes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "mha_requests", "Answered requests; code is ok or the error's.", ["route", "method", "status", "code"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.request_seconds = Histogram(
+            "mha_request_seconds", "From the request's head to the end of its answer.", ["route"],
+            buckets=_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self.stage_seconds = Histogram(
+            "mha_stage_seconds", "Time of one stage of an inference request.", ["stage"],
+            buckets=_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self.in_flight = Gauge("mha_requests_in_flight", "Requests being answered.", registry=self.registry)
+        self.queued = Gauge("mha_queue_requests", "Requests waiting for a worker.", registry=self.registry)
+        self.workers = Gauge("mha_workers", "Engine calls that may run at once.", registry=self.registry)
+        self.received_bytes = Counter(
+            "mha_received_bytes", "Bytes of inference request bodies.", ["media_type"], registry=self.registry
+        )
+        self.sent_bytes = Counter(
+            "mha_sent_bytes", "Bytes of inference answers.", ["media_type"], registry=self.registry
+        )
+        self.ready = Gauge("mha_ready", "1 while the server takes requests, else 0.", registry=self.registry)
+        self.model_info = Gauge(
+            "mha_model_info", "1 for each model served.", ["model", "version", "digest", "device"],
+            registry=self.registry,
+        )  # fmt: skip
+        for stage in STAGES:
+            self.stage_seconds.labels(stage)
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,112 @@
+"""Every setting, once: its name, type, default and meaning. Flags, environment, docs and checks follow from it.
+
+`max_body_bytes` is the flag `--max-body-bytes` and the environment variable `MHA_MAX_BODY_BYTES`; a flag wins.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import StartupError
+
+PREFIX: Final = "MHA_"
+
+
+@final
+class Settings(BaseModel):
+    """The effective settings of a server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: Path = Field(Path("models"), description="Model repository: a folder of <name>/<version>/.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where to compute. auto takes cuda if all of it is there, and says why."
+    )
+    workers: int = Field(0, ge=0, description="Engine calls at once; 0 means the CPUs the container grants.")
+    threads_per_call: int = Field(1, ge=1, description="CPU threads of one engine call.")
+    max_queue: int = Field(256, ge=0, description="Requests that may wait for a worker; beyond it the answer is 429.")
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024, ge=1, description="Longest request body; beyond it the answer is 413."
+    )
+    timeout_ms: int = Field(
+        30_000,
+        ge=1,
+        description="Longest time a request may take from its arrival; also the most that ?timeout_ms= may ask.",
+    )
+    drain_delay_s: float = Field(
+        0.0, ge=0, description="After SIGTERM, seconds in which connections are still accepted while ready says no."
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="After the drain delay, seconds for accepted requests to finish."
+    )
+    api_keys_file: Path | None = Field(
+        None, description="File of `name:sha256` lines; if set, inference needs one of the keys."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto is console on a terminal, json elsewhere."
+    )
+
+
+Origin = Literal["flag", "environment", "default"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings, and where each value came from."""
+
+    settings: Settings
+    origins: Mapping[str, Origin]
+
+
+def environment_name(setting: str) -> str:
+    """`max_body_bytes` as `MHA_MAX_BODY_BYTES`."""
+    return PREFIX + setting.upper()
+
+
+def flag_name(setting: str) -> str:
+    """`max_body_bytes` as `--max-body-bytes`."""
+    return "--" + setting.replace("_", "-")
+
+
+def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> LoadedSettings:
+    """Flags over environment over defaults.
+
+    Args:
+        flags: by setting, without those not given.
+        environment: usually `os.environ`.
+
+    Raises:
+        StartupError: an `MHA_*` variable is no setting (the nearest is named), or a value does not fit.
+    """
+    known = {environment_name(setting): setting for setting in Settings.model_fields}
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise StartupError(f"{name}: no such setting; the nearest is {near[0]} (all: mha serve --print-settings)")
+    from_environment = {setting: environment[name] for name, setting in known.items() if name in environment}
+    try:
+        settings = Settings.model_validate({**from_environment, **flags})
+    except ValidationError as error:
+        raise StartupError(_complaint(error, flags)) from error
+    return LoadedSettings(settings, {setting: _origin(setting, flags, from_environment) for setting in known.values()})
+
+
+def _origin(setting: str, flags: Mapping[str, Any], from_environment: Mapping[str, str]) -> Origin:
+    if setting in flags:
+        return "flag"
+    return "environment" if setting in from_environment else "default"
+
+
+def _complaint(error: ValidationError, flags: Mapping[str, Any]) -> str:
+    first = error.errors()[0]
+    setting = str(first["loc"][0])
+    name = flag_name(setting) if setting in flags else environment_name(setting)
+    return f"{name}: got {first['input']!r}: {first['msg']}"
