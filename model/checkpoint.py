@@ -138,7 +138,8 @@ def _unpickle(path: Path) -> object:
         what = f"it asks for {asked[1]}" if asked else "it is not a pickle of tensors alone"
         raise CheckpointError(f"refused, {what}; save a state_dict: torch.save(model.state_dict(), path)") from error
     except _DAMAGE as error:
-        raise CheckpointError(f"damaged, or not written by torch.save: {type(error).__name__} {error}") from error
+        first_line = str(error).partition("\n")[0]
+        raise CheckpointError(f"damaged, or not written by torch.save: {type(error).__name__} {first_line}") from error
 
 
 def _tensors_in(loaded: object) -> Tensors:

@@ -3,6 +3,7 @@
 From Dive into Deep Learning: section 11.5 in both editions that the project started from, with the `masked_softmax`,
 `DotProductAttention` and `AdditiveAttention` of section 11.3 that they call. Only the layout of the text is changed.
 """
+# ruff: noqa: N803 - argument names are the seeds' own
 
 import math
 

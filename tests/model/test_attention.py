@@ -1,4 +1,4 @@
-"""The layer against the float64 oracle, the seeds' own code and torch's attention, and the properties that hold exactly.
+"""The layer against the float64 oracle, the seeds' code and torch's attention, and the properties that hold exactly.
 
 Sizes are distinct primes, or products of them, so that no two axes can be confused: B 2, Q 3, K 5, H 7, D 11, and 13,
 17, 19 for the sizes of queries, keys and values.
@@ -197,7 +197,7 @@ class TestPermutation:
     @settings(max_examples=30, deadline=None)
     @torch.no_grad()
     def test_of_valid_keys_permutes_weights_and_keeps_the_output(self, order: list[int], scoring: str) -> None:
-        """Keys and values have no order: shuffling the valid ones moves their weights along and changes nothing else."""
+        """Keys and values have no order: shuffling the valid ones moves their weights and changes nothing else."""
         layer, (queries, keys, values), valid_lens = layer_of(scoring), inputs_of(), torch.tensor([4, 4])
         order = [*order, 4]
         output, weights = layer(queries, keys, values, valid_lens, need_weights=True)

