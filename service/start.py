@@ -1,5 +1,7 @@
 """Puts a server together from its settings: the one place that knows every part."""
 
+from collections.abc import Callable
+
 from service.artifact import Artifact
 from service.catalog import Catalog, ServedModel
 from service.codec import Codec
@@ -7,6 +9,7 @@ from service.codec.json import JsonCodec
 from service.codec.npz import NpzCodec
 from service.codec.safetensors import SafetensorsCodec
 from service.cpus import usable_cpus
+from service.engine import Engine
 from service.engine.device import Device, check_wheels, choose_device, is_installed, missing_for_cuda
 from service.http.access import ApiKeys
 from service.http.app import create_app
@@ -19,8 +22,15 @@ from service.scheduler import Scheduler
 from service.settings import Settings
 
 
-def start(settings: Settings) -> bool:
+EngineFactory = Callable[[Artifact], Engine]
+
+
+def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     """Serves until told to stop; returns whether it ended as it should.
+
+    Args:
+        settings: effective.
+        make_engine: the engine of an artefact; None means ONNX Runtime.
 
     Raises:
         StartupError: something that can be known before listening is wrong.
@@ -31,7 +41,8 @@ def start(settings: Settings) -> bool:
     artifacts = Repository(settings.models).read_all()
     state = server_state(settings, device)
     sock = bind(settings.host, settings.port)
-    return serve(state, sock, lambda give_up: create_app(state, lambda: _load(artifacts, device, settings), give_up))
+    make = make_engine or _onnx_engines(device, settings)
+    return serve(state, sock, lambda give_up: create_app(state, lambda: _load(artifacts, make), give_up))
 
 
 def server_state(settings: Settings, device: Device) -> ServerState:
@@ -59,9 +70,14 @@ def codecs(settings: Settings) -> dict[str, Codec]:
     return {codec.media_type: codec for codec in every}
 
 
-def _load(artifacts: list[Artifact], device: Device, settings: Settings) -> Catalog:
-    from service.engine.onnx import OnnxEngine  # noqa: PLC0415  # costs 0.2 s that health need not wait for
+def _load(artifacts: list[Artifact], make_engine: EngineFactory) -> Catalog:
+    return Catalog(ServedModel(artifact, make_engine(artifact)) for artifact in artifacts)
 
-    return Catalog(
-        ServedModel(artifact, OnnxEngine(artifact, device.name, settings.threads_per_call)) for artifact in artifacts
-    )
+
+def _onnx_engines(device: Device, settings: Settings) -> EngineFactory:
+    def make(artifact: Artifact) -> Engine:
+        from service.engine.onnx import OnnxEngine  # noqa: PLC0415  # costs 0.2 s that health need not wait for
+
+        return OnnxEngine(artifact, device.name, settings.threads_per_call)
+
+    return make
