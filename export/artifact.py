@@ -82,14 +82,18 @@ def manifest(
         "precision": "fp32",
         "opset": lowerings[0].facts.opset,
         "signature": {
-            "inputs": [asdict(tensor) for tensor in signature.inputs(spec)],
-            "outputs": [asdict(tensor) for tensor in signature.outputs(spec, with_weights=with_weights)],
+            "inputs": [_tensor_entry(tensor) for tensor in signature.inputs(spec)],
+            "outputs": [_tensor_entry(tensor) for tensor in signature.outputs(spec, with_weights=with_weights)],
         },
         "lowerings": [_lowering_entry(lowering) for lowering in lowerings],
         "source": dict(source),
         "tools": {tool: importlib.metadata.version(tool) for tool in _TOOLS},
-        "parity": asdict(report),
+        "parity": {**asdict(report), "cases": [asdict(case) for case in report.cases]},
     }
+
+
+def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "axes": list(tensor.axes)}
 
 
 def _lowering_entry(lowering: Lowering) -> dict[str, Any]:

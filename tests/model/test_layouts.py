@@ -145,6 +145,8 @@ class TestConfiguredHeads:
             pytest.param({"num_attention_heads": None, "n_head": 3}, "", ("n_head", 3), id="null_is_absent"),
             pytest.param({"hidden_size": 3}, "", None, id="no_key"),
             pytest.param({"text_config": None, "n_head": 3}, "text_model", ("n_head", 3), id="null_part"),
+            pytest.param({"encoder": "bert", "n_head": 3}, "encoder.layer.0", ("n_head", 3), id="part_is_a_name"),
+            pytest.param({**BART, "n_head": 3}, "encoder.layers.0", ("encoder_attention_heads", 5), id="own_key_first"),
         ],
     )
     def test_key_is_picked_by_the_prefix(

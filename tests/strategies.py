@@ -1,0 +1,150 @@
+"""What Hypothesis draws: requests that a layer takes, tensors of any bits, and bodies that are almost right.
+
+Shapes and lengths are drawn one by one, because they are what goes wrong; ordinary values come from a drawn seed, because
+any ordinary value will do and a seed shrinks to 0.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from service.artifact import Layer
+from service.tensors import WireTensors
+
+Array = NDArray[Any]
+
+FLOAT_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+INTEGER_DTYPES = {kind.__name__: kind for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32)} | {
+    "int64": np.int64,
+    "uint64": np.uint64,
+}
+
+float_dtypes = st.sampled_from([np.dtype(dtype) for dtype in FLOAT_DTYPES.values()])
+integer_dtypes = st.sampled_from([np.dtype(dtype) for dtype in INTEGER_DTYPES.values()])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client means: queries (B, Q, ·), keys and values (B, K, ·), valid_lens (B,), (B, Q) or None."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    valid_lens: Array | None
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.queries)
+
+    @property
+    def num_kv(self) -> int:
+        """K."""
+        return self.keys.shape[1]
+
+    @property
+    def lengths(self) -> Array:
+        """The valid length of every query, (B, Q)."""
+        lens = np.full(self.batch, self.num_kv) if self.valid_lens is None else self.valid_lens
+        return np.array(np.broadcast_to(lens[:, None] if lens.ndim == 1 else lens, self.queries.shape[:2]), np.int64)
+
+    @property
+    def beyond(self) -> NDArray[np.bool_]:
+        """(B, K): which keys no query of their entry reads. Where some length is 0 all are read."""
+        lengths = self.lengths
+        read = np.where((lengths == 0).any(1), self.num_kv, lengths.max(1))
+        return np.arange(self.num_kv) >= read[:, None]
+
+    def row(self, index: int) -> "Request":
+        """One entry of the batch as a request of its own, its keys as long as they were."""
+        one = slice(index, index + 1)
+        return Request(self.queries[one], self.keys[one], self.values[one], self.lengths[one])
+
+    def changed(self, **tensors: Any) -> "Request":
+        """With other tensors."""
+        return replace(self, **tensors)
+
+    def wire(self) -> WireTensors:
+        """As a codec would hand it over."""
+        tensors = {"queries": self.queries, "keys": self.keys, "values": self.values, "valid_lens": self.valid_lens}
+        return WireTensors({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+@st.composite
+def requests(
+    draw: st.DrawFn, layer: Layer, *, least_length: int = 0, dtypes: st.SearchStrategy[np.dtype[Any]] | None = None
+) -> Request:
+    """Valid requests of standard normal numbers, every shape up to 3 entries, 5 queries and 7 keys."""
+    batch, num_queries, num_kv = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtype = np.dtype(np.float32) if dtypes is None else draw(dtypes)
+    queries, keys, values = (
+        rng.standard_normal(shape, np.float32).astype(dtype)
+        for shape in (
+            (batch, num_queries, layer.query_size),
+            (batch, num_kv, layer.key_size),
+            (batch, num_kv, layer.value_size),
+        )
+    )
+    return Request(queries, keys, values, draw(valid_lens(batch, num_queries, num_kv, least_length)))
+
+
+@st.composite
+def valid_lens(draw: st.DrawFn, batch: int, num_queries: int, num_kv: int, least: int = 0) -> Array | None:
+    """None, (B,) or (B, Q) lengths in least..K, of any integer dtype."""
+    shape = draw(st.sampled_from([None, (batch,), (batch, num_queries)]))
+    if shape is None:
+        return None
+    size = int(np.prod(shape))
+    lengths = draw(st.lists(st.integers(least, num_kv), min_size=size, max_size=size))
+    return np.array(lengths, draw(integer_dtypes)).reshape(shape)
+
+
+@st.composite
+def any_bits(draw: st.DrawFn, dtypes: st.SearchStrategy[np.dtype[Any]], rank: int = 3) -> Array:
+    """Arrays of every bit pattern, nan with payloads and subnormals included; axes of 1 to 5."""
+    dtype = draw(dtypes)
+    shape = tuple(draw(st.integers(1, 5)) for _ in range(rank))
+    size_bytes = int(np.prod(shape)) * dtype.itemsize
+    data = draw(st.one_of(st.binary(min_size=size_bytes, max_size=size_bytes), _random_bytes(size_bytes)))
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _random_bytes(size_bytes: int) -> st.SearchStrategy[bytes]:
+    return st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).bytes(size_bytes))
+
+
+@st.composite
+def mutated(draw: st.DrawFn, body: bytes) -> bytes:
+    """The body with one to three stretches of it replaced, removed or doubled."""
+    for _ in range(draw(st.integers(1, 3))):
+        begin = draw(st.integers(0, len(body)))
+        end = draw(st.integers(begin, min(len(body), begin + 16)))
+        stretch = draw(st.one_of(st.just(b""), st.just(body[begin:end] * 2), st.binary(max_size=16)))
+        body = body[:begin] + stretch + body[end:]
+    return body
+
+
+def json_values() -> st.SearchStrategy[Any]:
+    """Any JSON value, mostly nested lists of numbers."""
+    numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+    leaves = st.one_of(numbers, numbers, numbers, st.none(), st.booleans(), st.text(max_size=3))
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3),
+            st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        ),
+        max_leaves=12,
+    )
+
+
+def json_text(value: Any) -> bytes:
+    """The value as Python's own writer puts it."""
+    return json.dumps(value).encode()
