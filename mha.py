@@ -60,3 +60,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
 @click.version_option(package_name="mha-service", prog_name="mha")
 def main() -> None:
     """Multi-head attention as a service: export a layer, serve it, inspect it."""
+
+
+if __name__ == "__main__":
+    main()

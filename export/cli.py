@@ -43,14 +43,14 @@ _RANDOM_ONLY = ("num_hiddens", "query_size", "key_size", "value_size", "bias", "
 @click.option("--seed", type=click.IntRange(min=0), help="Of the random weights.  [default: 0]")
 @click.pass_context
 def export(context: click.Context, /, **options: Any) -> None:
-    r"""Export a multi-head attention layer to ONNX, prove that it computes the same, and publish it.
+    """Export a multi-head attention layer to ONNX, prove that it computes the same, and publish it.
 
     Give either --num-hiddens and --num-heads (random weights from --seed), or --checkpoint.
 
     \b
     mha export --num-hiddens 100 --num-heads 5
     mha export --checkpoint model.safetensors --prefix encoder.layer.0 --name minilm
-    """
+    """  # noqa: D301  # \b keeps click from rewrapping the examples
     destination = Destination(options["out"], options["name"], options["version"], options["force"])
     console = Console(stderr=True)
     try:

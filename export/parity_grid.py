@@ -43,9 +43,16 @@ class Inputs:
 
     def full_valid_lens(self) -> NDArray[np.int64]:
         """valid_lens as the graph takes them: (B, Q)."""
-        shape = self.queries.shape[:2]
-        lens = np.full(shape, self.keys.shape[1]) if self.valid_lens is None else self.valid_lens
-        return np.ascontiguousarray(np.broadcast_to(lens[:, None] if lens.ndim == 1 else lens, shape), np.int64)
+        batch, num_queries, _ = self.queries.shape
+        return full_valid_lens(self.valid_lens, batch, num_queries, self.keys.shape[1])
+
+
+def full_valid_lens(lens: NDArray[np.int64] | None, batch: int, num_queries: int, num_kv: int) -> NDArray[np.int64]:
+    """None, (B,) or (B, Q) as (B, Q)."""
+    if lens is None:
+        return np.full((batch, num_queries), num_kv, np.int64)
+    column = lens[:, None] if lens.ndim == 1 else lens
+    return np.ascontiguousarray(np.broadcast_to(column, (batch, num_queries)), np.int64)
 
 
 CASES: Final = (
@@ -67,15 +74,21 @@ CASES: Final = (
 
 
 def draw(case: Case, spec: LayerSpec, oracle: Oracle, seed: int) -> Inputs:
-    """Standard normal inputs of a case; with large scores, queries scaled until the largest score is 1e4."""
+    """Standard normal inputs of a case; with large scores, queries scaled until the largest score is 1e4.
+
+    Additive scores are bounded by their own weights; there the queries are ten times as large, which saturates them.
+    """
     rng = np.random.default_rng(seed)
     keys = rng.standard_normal((case.batch, case.num_kv, spec.key_size), np.float32)
     values = rng.standard_normal((case.batch, case.num_kv, spec.value_size), np.float32)
     lens = _valid_lens(case, rng)
-    shape = (case.batch, _CANDIDATES if case.large_scores else case.num_queries, spec.query_size)
-    queries = rng.standard_normal(shape, np.float32)
-    if case.large_scores:
-        queries = _with_large_scores(queries, keys, lens, case.num_queries, oracle)
+    if case.large_scores and spec.scoring == "dot_product":
+        candidates = rng.standard_normal((case.batch, _CANDIDATES, spec.query_size), np.float32)
+        per_query = full_valid_lens(lens, case.batch, case.num_queries, case.num_kv)
+        queries = _with_large_scores(candidates, keys, per_query, oracle)
+    else:
+        queries = rng.standard_normal((case.batch, case.num_queries, spec.query_size), np.float32)
+        queries *= 10 if case.large_scores else 1
     return Inputs(queries, keys, values, lens)
 
 
@@ -94,26 +107,30 @@ def _valid_lens(case: Case, rng: np.random.Generator) -> NDArray[np.int64] | Non
 
 
 def _with_large_scores(
-    candidates: NDArray[np.float32],
-    keys: NDArray[np.float32],
-    lens: NDArray[np.int64] | None,
-    num_queries: int,
-    oracle: Oracle,
+    candidates: NDArray[np.float32], keys: NDArray[np.float32], lens: NDArray[np.int64], oracle: Oracle
 ) -> NDArray[np.float32]:
     # A float32 score of 1e4 is off by about 1e-3, so two keys that nearly tie would differ by 1e-3 in weight whatever
-    # the implementation. The candidates whose best two scores lie furthest apart test the range, not the tie.
+    # the implementation. The candidates whose weights move least with their scores test the range, not the tie.
+    candidates = _scaled(candidates, keys, oracle)
     scores = oracle.scores(candidates, keys)  # (B, H, candidates, K)
-    lengths_of = np.full(len(keys), keys.shape[1]) if lens is None else lens.reshape(len(keys), -1)
-    chosen = np.empty((len(keys), num_queries, candidates.shape[-1]), np.float32)
-    for row in range(len(keys)):
-        lengths = {int(n) for n in np.atleast_1d(lengths_of[row]) if n > 1}
-        gap = np.min([_gap(scores[row, ..., :n]) for n in lengths] or [np.zeros(len(candidates[row]))], axis=0)
-        chosen[row] = candidates[row][np.argsort(-gap, kind="stable")[:num_queries]]
-    largest = float(np.abs(oracle.scores(chosen, keys)).max())
-    return chosen * np.float32(LARGE_SCORE / largest)
+    chosen = np.empty((*lens.shape, candidates.shape[-1]), np.float32)
+    for row, query in np.ndindex(lens.shape):
+        condition = _condition(scores[row, :, :, : max(1, int(lens[row, query]))])
+        best = int(condition.argsort(kind="stable")[query])  # the query-th best, so that queries differ
+        chosen[row, query] = candidates[row, best]
+    return _scaled(chosen, keys, oracle)
 
 
-def _gap(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    best = np.sort(scores, axis=-1)
-    smallest: NDArray[np.float64] = (best[..., -1] - best[..., -2]).min(axis=0)  # over the heads
-    return smallest
+def _scaled(queries: NDArray[np.float32], keys: NDArray[np.float32], oracle: Oracle) -> NDArray[np.float32]:
+    for _ in range(3):  # scores are not quite proportional to queries where there is a bias
+        largest = float(np.abs(oracle.scores(queries, keys)).max())
+        queries = queries * np.float32(LARGE_SCORE / largest)
+    return queries
+
+
+def _condition(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    # How far a relative change of the scores (H, candidates, n) moves a weight, in the worst head, by candidate.
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    moved: NDArray[np.float64] = (weights * (1 - weights)).max(axis=-1) * np.abs(scores).max(axis=-1)
+    return moved.max(axis=0)

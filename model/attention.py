@@ -68,7 +68,7 @@ class MultiHeadAttention(nn.Module):
         scoring_size: S of the additive scoring; None means D. Only for `scoring="additive"`.
 
     Raises:
-        ValueError: num_hiddens is not a positive multiple of num_heads, or scoring has another name.
+        ValueError: num_hiddens is not a positive multiple of num_heads, a size is below 1, or scoring has another name.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"scoring: got {scoring!r}, want one of {', '.join(SCORINGS)}")
         if scoring_size is not None and scoring != "additive":
             raise ValueError("scoring_size: only additive scoring has one")
+        if scoring_size is not None and scoring_size < 1:
+            raise ValueError(f"scoring_size: got {scoring_size}, want 1 or more")
         self.num_hiddens = num_hiddens
         self.num_heads = num_heads
         self.scoring = scoring
@@ -102,7 +104,7 @@ class MultiHeadAttention(nn.Module):
         self.attention: nn.Module = (
             DotProductAttention()
             if scoring == "dot_product"
-            else AdditiveAttention(head_size, scoring_size or head_size)
+            else AdditiveAttention(head_size, head_size if scoring_size is None else scoring_size)
         )
         self.dropout = nn.Dropout(dropout)
 
@@ -190,9 +192,9 @@ def seeded_layer(
             num_hiddens,
             num_heads,
             bias=bias,
-            query_size=query_size or num_hiddens,
-            key_size=key_size or num_hiddens,
-            value_size=value_size or num_hiddens,
+            query_size=num_hiddens if query_size is None else query_size,
+            key_size=num_hiddens if key_size is None else key_size,
+            value_size=num_hiddens if value_size is None else value_size,
             scoring=scoring,
         )
     return layer.eval()

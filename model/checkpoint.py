@@ -1,40 +1,27 @@
 """Weights of one attention layer, from the files people have, into a `MultiHeadAttention`.
 
-Imports torch and safetensors only. Nothing in a file is executed: pickles are read with `weights_only=True`.
-Names of tensors and configuration keys live in `model.layouts`; this file reads, checks and builds.
+Imports torch only. `model.weights_file` opens files, `model.layouts` knows the names; here tensors are checked and the
+layer is built.
 """
 
-import json
-import pickle
-import re
-import struct
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.attention import MultiHeadAttention
 from model.layouts import LAYOUTS, SCORING, Place, config_of, configured_heads, find_layers, other_function
+from model.weights_file import CheckpointError, Tensors, listed, open_tensors, read_config
 
 __all__ = ["LAYOUTS", "CheckpointError", "LoadedLayer", "load_layer"]
 
-Tensors = Mapping[str, Callable[[], Tensor]]  # a file's tensors by name, each read when called
 State = Mapping[str, Tensor]  # a layer's state dict
 
 _DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BIASES: Final = frozenset({"W_q.bias", "W_k.bias", "W_v.bias", "W_o.bias"})
-_MOST_LISTED: Final = 8
-
-
-class CheckpointError(ValueError):
-    """A file that gives no layer, or not the same function. The message says what, where, got and want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +61,10 @@ def load_layer(
 
 
 def _load_layer(path: Path, prefix: str, layout: str, num_heads: int | None) -> LoadedLayer:
-    with _open_tensors(path) as tensors:
+    with open_tensors(path) as tensors:
         place = _pick_place(tensors, prefix, layout)
         state = _read_state(tensors, place)
-    config = config_of(_read_config(path.with_name("config.json")), place.prefix)
+    config = config_of(read_config(path.with_name("config.json")), place.prefix)
     if (reason := other_function(config)) is not None:
         raise CheckpointError(f"config.json: {reason}; this layer would not compute the same function")
     _check_sizes(state, place)
@@ -86,115 +73,30 @@ def _load_layer(path: Path, prefix: str, layout: str, num_heads: int | None) -> 
     return LoadedLayer(_build_layer(state, num_heads), place.naming.layout, place.prefix)
 
 
-# Files
-
-
-def _open_tensors(path: Path) -> AbstractContextManager[Tensors]:
-    opener = _OPENERS.get(path.suffix.lower())
-    if opener is None:
-        raise CheckpointError(f"suffix is {path.suffix!r}, want one of {_listed(list(_OPENERS))}")
-    if not path.is_file():
-        raise CheckpointError("is not a file" if path.exists() else "no such file")
-    return opener(path)
-
-
-@contextmanager
-def _open_safetensors(path: Path) -> Iterator[Tensors]:
-    try:
-        opened: Any = safe_open(path, framework="pt")  # its methods have no types
-        with opened as file:
-            names: list[str] = file.keys()
-            yield {name: partial(file.get_tensor, name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"damaged, or not a safetensors file: {error}") from error
-
-
-@contextmanager
-def _open_pickle(path: Path) -> Iterator[Tensors]:
-    yield _tensors_in(_unpickle(path))
-
-
-_OPENERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Tensors]]]] = {
-    ".safetensors": _open_safetensors,
-    ".pt": _open_pickle,
-    ".pth": _open_pickle,
-    ".bin": _open_pickle,
-}
-
-# A damaged pickle is a random program. These are what torch.load raised on mutated files, with their relatives.
-_DAMAGE: Final = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError),
-    *(OSError, RuntimeError, TypeError, ValueError, struct.error),
-)
-
-
-def _unpickle(path: Path) -> object:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of, such as a pickle's protocol, is judged below
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"it asks for {asked[1]}" if asked else "it is not a pickle of tensors alone"
-        raise CheckpointError(f"refused, {what}; save a state_dict: torch.save(model.state_dict(), path)") from error
-    except _DAMAGE as error:
-        first_line = str(error).partition("\n")[0]
-        raise CheckpointError(f"damaged, or not written by torch.save: {type(error).__name__} {first_line}") from error
-
-
-def _tensors_in(loaded: object) -> Tensors:
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"holds a {type(loaded).__name__}, want a dict of tensors")
-    nested = (loaded.get(key) for key in ("state_dict", "model"))
-    entries = next((entry for entry in nested if isinstance(entry, dict)), loaded)
-    for name, value in entries.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"entry {name!r} is a {type(value).__name__}, want names and tensors alone")
-    return {name: tensor.detach for name, tensor in entries.items()}
-
-
-def _read_config(path: Path) -> Mapping[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"config.json beside it cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"config.json beside it holds a {type(config).__name__}, want an object")
-    return config
-
-
 # From tensors to the layer's state
 
 
 def _pick_place(tensors: Tensors, prefix: str, layout: str) -> Place:
     if layout not in ("auto", *LAYOUTS):
-        raise CheckpointError(f"layout is {layout!r}, want auto or one of {_listed(LAYOUTS)}")
+        raise CheckpointError(f"layout is {layout!r}, want auto or one of {listed(LAYOUTS)}")
     places = find_layers(tensors, layout)
     if not places:
-        known = _listed(LAYOUTS) if layout == "auto" else layout
-        raise CheckpointError(f"no attention layer of a known layout ({known}); tensors are {_listed(list(tensors))}")
+        known = listed(LAYOUTS) if layout == "auto" else layout
+        raise CheckpointError(f"no attention layer of a known layout ({known}); tensors are {listed(list(tensors))}")
     matching = [place for place in places if place.under(prefix)]
     if not matching:
-        raise CheckpointError(f"no attention layer below prefix {prefix!r}, want one of {_listed(places)}")
+        raise CheckpointError(f"no attention layer below prefix {prefix!r}, want one of {listed(places)}")
     if len(matching) > 1:
-        raise CheckpointError(f"{len(matching)} layers match, pass --prefix with one of {_listed(matching)}")
+        raise CheckpointError(f"{len(matching)} layers match, pass --prefix with one of {listed(matching)}")
     return matching[0]
-
-
-def _listed(items: Sequence[object]) -> str:
-    shown = ", ".join(str(item) for item in items[:_MOST_LISTED]) or "none"
-    more = len(items) - _MOST_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _read_state(tensors: Tensors, place: Place) -> State:
     """The layer's state dict, but for biases that the file does not have; sizes are not checked yet."""
     if missing := place.missing(tensors):
-        raise CheckpointError(f"{_listed(missing)}: missing beside the other tensors of the layer at {place}")
+        raise CheckpointError(f"{listed(missing)}: missing beside the other tensors of the layer at {place}")
     if left_over := place.left_over(tensors):
-        raise CheckpointError(f"{_listed(left_over)}: left over, the layer at {place} has no place for it")
+        raise CheckpointError(f"{listed(left_over)}: left over, the layer at {place} has no place for it")
     return {key: _read(tensors, place, key) for key in place.present(tensors)}
 
 
@@ -209,7 +111,7 @@ def _read(tensors: Tensors, place: Place, key: str) -> Tensor:
 
 def _check_kind(name: str, tensor: Tensor, num_axes: int) -> None:
     if tensor.dtype not in _DTYPES:
-        raise CheckpointError(f"{name}: dtype is {tensor.dtype}, want one of {_listed(_DTYPES)}")
+        raise CheckpointError(f"{name}: dtype is {tensor.dtype}, want one of {listed(_DTYPES)}")
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise CheckpointError(f"{name}: is sparse or has no data, want a dense tensor")
     if tensor.dim() != num_axes or not tensor.numel():

@@ -162,7 +162,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 def _read_graph(folder: Path, lowering: Lowering) -> bytes:
     path = folder / lowering.file
-    if path.parent != folder:
+    if path.parent != folder or "\0" in lowering.file:
         raise StartupError(f"{folder / 'manifest.json'}: file {lowering.file!r} is not in the artefact's folder")
     try:
         data = path.read_bytes()

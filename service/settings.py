@@ -40,10 +40,13 @@ class Settings(BaseModel):
         description="Longest time a request may take from its arrival; also the most that ?timeout_ms= may ask.",
     )
     drain_delay_s: float = Field(
-        0.0, ge=0, description="After SIGTERM, seconds in which connections are still accepted while ready says no."
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="After SIGTERM, seconds in which connections are still accepted while ready says no.",
     )
     drain_timeout_s: float = Field(
-        30.0, ge=0, description="After the drain delay, seconds for accepted requests to finish."
+        30.0, ge=0, allow_inf_nan=False, description="After the drain delay, seconds for accepted requests to finish."
     )
     api_keys_file: Path | None = Field(
         None, description="File of `name:sha256` lines; if set, inference needs one of the keys."

@@ -21,7 +21,6 @@ from service.repository import Repository
 from service.scheduler import Scheduler
 from service.settings import Settings
 
-
 EngineFactory = Callable[[Artifact], Engine]
 
 

@@ -1,4 +1,4 @@
-"""Engines that misbehave on purpose, at the `Engine` seam, and a real server around one: `python -m tests.fakes slow`."""
+"""Engines that misbehave on purpose, at the `Engine` seam, and a server around one: `python -m tests.fakes slow`."""
 
 import sys
 import time

@@ -24,6 +24,12 @@ INTEGER_DTYPES = {kind.__name__: kind for kind in (np.int8, np.uint8, np.int16, 
     "uint64": np.uint64,
 }
 
+# The sizes of conftest's `odd` layer, for tests that need no graph: no two are equal.
+LAYER = Layer(
+    num_hiddens=21, num_heads=3, head_size=7, query_size=11, key_size=13, value_size=17, bias=True,
+    scoring="dot_product", scoring_size=None,
+)  # fmt: skip
+
 float_dtypes = st.sampled_from([np.dtype(dtype) for dtype in FLOAT_DTYPES.values()])
 integer_dtypes = st.sampled_from([np.dtype(dtype) for dtype in INTEGER_DTYPES.values()])
 

@@ -52,7 +52,7 @@ class SafetensorsCodec:
             if name == "__metadata__":
                 continue
             dtype, shape, begin, end = _entry(name, entry, len(data))
-            tensors[name] = np.frombuffer(data[begin:end], dtype).reshape(shape)
+            tensors[name] = _shaped(name, np.frombuffer(data[begin:end], dtype), shape)
             spans.append((begin, end, name))
         _check_contiguous(spans, len(data))
         return WireTensors(tensors)
@@ -112,6 +112,13 @@ def _entry(name: str, entry: Any, data_bytes: int) -> tuple[np.dtype[Any], tuple
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 8 and all(type(size) is int and size >= 0 for size in value)
+
+
+def _shaped(name: str, flat: Array, shape: tuple[int, ...]) -> Array:
+    try:
+        return flat.reshape(shape)
+    except (ValueError, OverflowError) as error:  # an axis of 0 lets the others be of any size
+        raise MalformedBody(f"{name[:64]}: shape {shape} is larger than any array can be") from error
 
 
 def _check_contiguous(spans: list[tuple[int, int, str]], data_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """The outermost layer of the application: request ids, a log line and a count for each request, no exception past it.
 
-Pure ASGI. `except Exception` stands here because this is where a defect becomes an opaque 500 instead of a lost request.
+Pure ASGI. `except Exception` stands here, because here a defect becomes an opaque 500 instead of a lost request.
 """
 
 import re

@@ -164,7 +164,7 @@ class TestFailurePublishesNothing:
     ) -> None:
         """A process that ends without its results fails the export, with what it said."""
         monkeypatch.setattr("export.parity._SPEC_FILE", "elsewhere.json")  # the child looks for layer.json
-        with pytest.raises(ParityError, match=r"parity process ended with 1.*layer\.json"):
+        with pytest.raises(ParityError, match=r"(?s)parity process ended with 1.*layer\.json"):
             export_layer(layer, {"kind": "test"}, destination(tmp_path), Silent())
         assert everything_below(tmp_path) == []
 

@@ -1,7 +1,5 @@
 """The graph itself: its promises read back, and its answers on sizes that no export has seen."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -59,15 +57,15 @@ def test_promises(graph: onnx.ModelProto, layer: MultiHeadAttention, with_weight
 def test_tells_nothing_of_the_machine(graph: onnx.ModelProto) -> None:
     """No path, stack trace or note of torch is left in the bytes."""
     data = serialise(graph)
-    for trace in (b"/", b"stack_trace", b"site-packages", b".py"):
-        assert trace not in data.replace(b"text/", b"") or trace == b"/", trace
+    for trace in (b"stack_trace", b"site-packages", b".py", b"/root", b"/home"):
+        assert trace not in data
     assert not any(node.metadata_props for node in graph.graph.node)
 
 
 @pytest.mark.parametrize(
     ("batch", "num_queries", "num_kv"),
     [(1, 1, 1), (1, 1, 19), (23, 1, 2), (2, 29, 3), (3, 5, 131)],
-    ids=lambda size: str(size),
+    ids=str,
 )
 def test_any_size(
     graph: onnx.ModelProto, layer: MultiHeadAttention, with_weights: bool, batch: int, num_queries: int, num_kv: int
@@ -123,7 +121,7 @@ class TestInspectionRefuses:
             inspect(model, spec_of(layer), with_weights=True)
 
 
-def test_lazy_layer_exports(tmp_path: Path) -> None:
+def test_lazy_layer_exports() -> None:
     """A layer whose sizes were settled by its first forward exports as any other."""
     layer = MultiHeadAttention(6, 2).eval()
     with torch.inference_mode():
