@@ -132,5 +132,6 @@ def _condition(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     # How far a relative change of the scores (H, candidates, n) moves a weight, in the worst head, by candidate.
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = powers / powers.sum(axis=-1, keepdims=True)
-    moved: NDArray[np.float64] = (weights * (1 - weights)).max(axis=-1) * np.abs(scores).max(axis=-1)
-    return moved.max(axis=0)
+    moved = (weights * (1 - weights)).max(axis=-1) * np.abs(scores).max(axis=-1)
+    worst: NDArray[np.float64] = moved.max(axis=0)
+    return worst

@@ -1,0 +1,430 @@
+"""The queue and its workers, with engines that wait for the test. No test sleeps: time is moved by hand."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, final
+
+import numpy as np
+import pytest
+
+from service.engine import Engine, EngineCall, EngineResult
+from service.errors import DeadlineExceeded, EngineFailure, Overflow, Overloaded
+from service.scheduler import Done, Job, Scheduler
+from service.tensors import AttentionInputs, WireTensors
+from tests.strategies import LAYER
+
+HOUR_S = 3600.0
+LIMIT_S = 30  # until a test that hangs is given up
+
+
+@final
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time can be moved on, so that its timers are due at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved_s = 0.0
+
+    def time(self) -> float:
+        """Seconds, as the loop's timers and the scheduler see them."""
+        return super().time() + self._moved_s
+
+    def move(self, seconds: float) -> None:
+        """Lets that much time have passed."""
+        self._moved_s += seconds
+
+
+@final
+class GatedEngine:
+    """Computes the queries' first number in every place, once the gate is open; counts its calls."""
+
+    def __init__(self) -> None:
+        self.started = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.calls: list[EngineCall] = []
+
+    def run(self, call: EngineCall) -> EngineResult:
+        """The answer, after the gate was opened."""
+        self.calls.append(call)
+        self.started.release()
+        assert self.gate.wait(LIMIT_S)
+        return answer_of(call)
+
+
+@final
+class EngineOf:
+    """Runs what it is given."""
+
+    def __init__(self, run: Callable[[EngineCall], EngineResult]) -> None:
+        self.run = run
+
+
+def answer_of(call: EngineCall, value: float | None = None) -> EngineResult:
+    """A result that can be told from others."""
+    shape = (*call.queries.shape[:2], LAYER.num_hiddens)
+    return EngineResult(np.full(shape, call.queries[0, 0, 0] if value is None else value, np.float32), None)
+
+
+def job(engine: Engine, deadline: float, mark: float = 1.0) -> Job:
+    """A job whose answer is its mark."""
+    tensors = {
+        "queries": np.full((1, 2, LAYER.query_size), mark, np.float32),
+        "keys": np.ones((1, 3, LAYER.key_size), np.float32),
+        "values": np.ones((1, 3, LAYER.value_size), np.float32),
+    }
+    return Job(engine, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+
+
+def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
+    """Runs an async test on a clock of its own."""
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Clock)
+        runner.run(asyncio.wait_for(test(loop), HOUR_S * 1000))
+
+
+def scheduler(clock: Clock, workers: int = 1, max_queue: int = 1, queued: list[int] | None = None) -> Scheduler:
+    """A scheduler on that clock, which tells the length of its queue to a list."""
+    return Scheduler(workers, max_queue, (queued if queued is not None else []).append, clock.time)
+
+
+def submitted(scheduler: Scheduler, job: Job) -> "asyncio.Task[Done]":
+    """A job on its way."""
+    return asyncio.create_task(scheduler.submit(job))
+
+
+async def started(engine: GatedEngine) -> None:
+    """Returns once one more call of the engine runs."""
+    assert await asyncio.to_thread(engine.started.acquire, timeout=LIMIT_S)
+
+
+async def settled() -> None:
+    """Lets every task that can go on do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def mark_of(done: Done) -> float:
+    """The mark of the job that this is the answer of."""
+    return float(done.output.output[0, 0, 0])
+
+
+class TestAnswer:
+    def test_is_the_jobs_own(self) -> None:
+        """Whoever waits gets the answer to what they asked, in whatever order workers come to it."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, workers=3, max_queue=97)
+            engine = EngineOf(answer_of)
+            jobs = [job(engine, clock.time() + HOUR_S, mark) for mark in range(89)]
+            answers = await asyncio.gather(*(pool.submit(job) for job in jobs))
+            assert [mark_of(done) for done in answers] == list(range(89))
+            pool.close()
+
+        run(test)
+
+    def test_says_how_long_it_waited_and_was_computed(self) -> None:
+        """Times are those of the clock: 5 s in the queue behind another job, 7 s in the engine."""
+
+        async def test(clock: Clock) -> None:
+            pool, gated = scheduler(clock), GatedEngine()
+
+            def slow(call: EngineCall) -> EngineResult:
+                clock.move(7)
+                return answer_of(call)
+
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            second = submitted(pool, job(EngineOf(slow), clock.time() + HOUR_S))
+            await settled()
+            clock.move(5)
+            gated.gate.set()
+            await first
+            done = await second
+            assert done.queue_s == pytest.approx(5, abs=1)
+            assert done.compute_s == pytest.approx(7, abs=1)
+            pool.close()
+
+        run(test)
+
+    def test_workers_compute_at_once(self) -> None:
+        """As many calls run side by side as there are workers."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock, workers=3, max_queue=0), GatedEngine()
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S)) for _ in range(3)]
+            for _ in tasks:
+                await started(engine)
+            engine.gate.set()
+            await asyncio.gather(*tasks)
+            pool.close()
+
+        run(test)
+
+
+class TestQueue:
+    def test_full_is_overloaded(self) -> None:
+        """With every worker and every place in the queue taken, the next is refused and nothing else is disturbed."""
+
+        async def test(clock: Clock) -> None:
+            queued: list[int] = []
+            pool, engine = scheduler(clock, workers=2, max_queue=3, queued=queued), GatedEngine()
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(5)]
+            await settled()
+            with pytest.raises(Overloaded, match="3 requests are waiting, the limit is 3; retry later") as refused:
+                await pool.submit(job(engine, clock.time() + HOUR_S))
+            assert refused.value.retry_after_s == 1
+            assert pool.queued == 3
+            engine.gate.set()
+            assert [mark_of(done) for done in await asyncio.gather(*tasks)] == list(range(5))
+            assert len(engine.calls) == 5
+            assert max(queued) == 3
+            assert queued[-1] == pool.queued == 0
+            pool.close()
+
+        run(test)
+
+    def test_of_length_0_takes_as_many_as_there_are_workers(self) -> None:
+        """max_queue 0 means that nobody waits."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock, max_queue=0), GatedEngine()
+            first = submitted(pool, job(engine, clock.time() + HOUR_S))
+            await settled()
+            with pytest.raises(Overloaded, match="the limit is 0"):
+                await pool.submit(job(engine, clock.time() + HOUR_S))
+            engine.gate.set()
+            await first
+            assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, 7))) == 7
+            pool.close()
+
+        run(test)
+
+    def test_retry_after_follows_the_time_calls_take(self) -> None:
+        """When calls take long, so does the wait that is advised: the queue's length times the mean, by worker."""
+
+        async def test(clock: Clock) -> None:
+            pool, gated = scheduler(clock, max_queue=5), GatedEngine()
+
+            def slow(call: EngineCall) -> EngineResult:
+                clock.move(100)
+                return answer_of(call)
+
+            for _ in range(50):  # the mean moves a tenth of the way each time
+                await pool.submit(job(EngineOf(slow), clock.time() + HOUR_S))
+            tasks = [submitted(pool, job(gated, clock.time() + HOUR_S)) for _ in range(6)]
+            await settled()
+            with pytest.raises(Overloaded) as refused:
+                await pool.submit(job(gated, clock.time() + HOUR_S))
+            assert 490 <= refused.value.retry_after_s <= 510
+            gated.gate.set()
+            await asyncio.gather(*tasks)
+            pool.close()
+
+        run(test)
+
+
+class TestDeadline:
+    def test_passed_while_queued_is_not_computed(self) -> None:
+        """A job whose time runs out in the queue is answered at once, gives its place back and is never computed."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock), GatedEngine()
+            first = submitted(pool, job(engine, clock.time() + 2 * HOUR_S))
+            await started(engine)
+            late = submitted(pool, job(engine, clock.time() + 1, mark=5))
+            await settled()
+            assert pool.queued == 1
+            clock.move(2)
+            with pytest.raises(DeadlineExceeded, match="time ran out before it was computed; raise timeout_ms"):
+                await late
+            assert pool.queued == 0
+            engine.gate.set()
+            await first
+            pool.close()
+            assert [call.queries[0, 0, 0] for call in engine.calls] == [1]
+
+        run(test)
+
+    def test_found_passed_by_the_worker_is_not_computed(self) -> None:
+        """A worker that comes to a job too late does not begin it, even where the event loop has not noticed."""
+
+        async def test(_: Clock) -> None:
+            now = [0.0]  # the scheduler's own time, of which the event loop knows nothing
+            pool, engine = Scheduler(1, 1, lambda _: None, lambda: now[0]), GatedEngine()
+            first = submitted(pool, job(engine, deadline=2 * HOUR_S))
+            await started(engine)
+            late = submitted(pool, job(engine, deadline=HOUR_S, mark=5))
+            await settled()
+            now[0] = HOUR_S
+            engine.gate.set()
+            with pytest.raises(DeadlineExceeded):
+                await late
+            await first
+            assert [call.queries[0, 0, 0] for call in engine.calls] == [1]
+            pool.close()
+
+        run(test)
+
+    def test_passed_while_computed_still_holds_the_place(self) -> None:
+        """A client whose time is up gets its answer, but the worker is not free before the engine is."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock, max_queue=0), GatedEngine()
+            slow = submitted(pool, job(engine, clock.time() + 1))
+            await started(engine)
+            clock.move(2)
+            with pytest.raises(DeadlineExceeded):
+                await slow
+            with pytest.raises(Overloaded):
+                await pool.submit(job(engine, clock.time() + HOUR_S))
+            engine.gate.set()
+            await _free(pool, engine, clock)
+            pool.close()
+
+        run(test)
+
+    def test_already_passed_is_refused(self) -> None:
+        """A job that comes too late is not computed though a worker is free."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock), GatedEngine()
+            engine.gate.set()
+            with pytest.raises(DeadlineExceeded):
+                await pool.submit(job(engine, clock.time() - 1))
+            assert engine.calls == []
+            pool.close()
+
+        run(test)
+
+
+async def _free(pool: Scheduler, engine: GatedEngine, clock: Clock) -> None:
+    # The place comes back through the event loop, a moment after the engine has returned.
+    while True:
+        try:
+            done = await pool.submit(job(engine, clock.time() + HOUR_S, 7))
+        except Overloaded:
+            await asyncio.sleep(0)
+        else:
+            assert mark_of(done) == 7
+            return
+
+
+class TestClientThatLeft:
+    def test_while_queued_frees_its_place(self) -> None:
+        """A job that is cancelled in the queue is not computed, and its place is free at once."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock), GatedEngine()
+            first = submitted(pool, job(engine, clock.time() + HOUR_S))
+            await started(engine)
+            left = submitted(pool, job(engine, clock.time() + HOUR_S, mark=5))
+            await settled()
+            left.cancel()
+            await settled()
+            next_one = submitted(pool, job(engine, clock.time() + HOUR_S, mark=7))
+            await settled()
+            engine.gate.set()
+            await first
+            assert mark_of(await next_one) == 7
+            assert [call.queries[0, 0, 0] for call in engine.calls] == [1, 7]
+            pool.close()
+
+        run(test)
+
+    def test_while_computed_holds_its_place(self) -> None:
+        """A job that is cancelled while it runs holds its worker until the engine is done."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock, max_queue=0), GatedEngine()
+            left = submitted(pool, job(engine, clock.time() + HOUR_S))
+            await started(engine)
+            left.cancel()
+            await settled()
+            with pytest.raises(Overloaded):
+                await pool.submit(job(engine, clock.time() + HOUR_S))
+            engine.gate.set()
+            await _free(pool, engine, clock)
+            pool.close()
+
+        run(test)
+
+
+def _raise(error: Exception) -> Callable[[EngineCall], EngineResult]:
+    def run(_: EngineCall) -> EngineResult:
+        raise error
+
+    return run
+
+
+class TestFailure:
+    @pytest.mark.parametrize(
+        "fail",
+        [
+            pytest.param(_raise(RuntimeError("CUDA failure 700 in /secret")), id="runtime_error"),
+            pytest.param(_raise(MemoryError()), id="memory_error"),
+            pytest.param(_raise(KeyError("output")), id="defect"),
+            pytest.param(lambda _: None, id="no_result"),
+        ],
+    )
+    def test_is_this_requests_alone(self, fail: Callable[[EngineCall], EngineResult]) -> None:
+        """Whatever the engine raises is an EngineFailure that tells nothing of it; the next job is answered."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, max_queue=0)
+            with pytest.raises(EngineFailure) as failed:
+                await pool.submit(job(EngineOf(fail), clock.time() + HOUR_S))
+            assert str(failed.value) == "the engine failed on this request; the server's log has the reason"
+            assert mark_of(await pool.submit(job(EngineOf(answer_of), clock.time() + HOUR_S, 7))) == 7
+            pool.close()
+
+        run(test)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf], ids=["nan", "inf"])
+    def test_result_that_overflows_is_no_engine_failure(self, value: float) -> None:
+        """A result that is not finite is the request's Overflow."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock)
+            with pytest.raises(Overflow):
+                await pool.submit(job(EngineOf(lambda call: answer_of(call, value)), clock.time() + HOUR_S))
+            assert pool.queued == 0
+            pool.close()
+
+        run(test)
+
+
+class TestClose:
+    def test_ends_the_workers_after_what_they_compute(self) -> None:
+        """close() lets running calls finish, drops what is queued and leaves no thread."""
+
+        async def test(clock: Clock) -> None:
+            before = set(threading.enumerate())
+            pool, engine = scheduler(clock, max_queue=1), GatedEngine()
+            running = submitted(pool, job(engine, clock.time() + HOUR_S))
+            await started(engine)
+            queued = submitted(pool, job(engine, clock.time() + HOUR_S, mark=5))
+            await settled()
+            workers = {thread for thread in threading.enumerate() if thread.name.startswith("engine")} - before
+            assert len(workers) == 1
+            closing = asyncio.create_task(asyncio.to_thread(pool.close))
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+            engine.gate.set()
+            await closing
+            assert mark_of(await running) == 1
+            assert not any(thread.is_alive() for thread in workers)
+            assert len(engine.calls) == 1
+
+        run(test)
+
+    def test_of_an_idle_scheduler(self) -> None:
+        """close() of a scheduler that never worked returns at once, and so does a second one."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock)
+            pool.close()
+            pool.close()
+
+        run(test)
