@@ -61,7 +61,10 @@ def export(context: click.Context, /, **options: Any) -> None:
     except (ExportError, CheckpointError, ValueError) as error:
         click.echo(f"Error: {error}\nNothing was published.", err=True)
         context.exit(1)
-    _print_summary(Console(), destination, content)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # a pipe or a log file has no width of its own
+    _print_summary(console, destination, content)
 
 
 def _layer(options: dict[str, Any]) -> tuple[MultiHeadAttention, dict[str, Any]]:

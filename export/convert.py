@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import final
 
 import onnx
+import onnxscript  # noqa: F401  # torch wants it, and would say so only in the middle of an export
 import torch
 from torch import Tensor, nn
 

@@ -35,7 +35,7 @@ class MultiHeadAttention(nn.Module):
     Equations (d2l 11.5.1 and 11.5.2), for head i of H, a query q, keys k_j and values v_j:
 
         score_ij  = f(W_q^i q, W_k^i k_j)
-        weight_ij = softmax over j of score_ij, where j >= valid_len has been replaced by the lowest score
+        weight_ij = softmax over j < valid_len of score_ij, 0 beyond; 1 / K for every j if valid_len is 0
         head_i    = sum over j of weight_ij W_v^i v_j
         output    = W_o [head_1; ...; head_H]
 
@@ -48,8 +48,8 @@ class MultiHeadAttention(nn.Module):
         *How does it differ from the seeds' code?* The heads stay an axis of their own instead of being folded into the
         batch, so valid_lens need no `repeat_interleave` and the graph has no batch-dependent reshape. Nothing is
         written to the module in `forward`: weights are returned when asked for, not kept in an attribute. The
-        masked score is the lowest float instead of -1e6 (see `masked_softmax`). Parameters have the same names, so
-        state dicts load unchanged.
+        masked score is -infinity instead of -1e6, or 0 in rows of length 0 (see `masked_softmax`). Parameters have the
+        same names, so state dicts load unchanged.
         *From `torch.nn.MultiheadAttention`?* Batch comes first. Padding is given as lengths, not as a mask. Queries,
         keys and values may each have their own size. There is no bias unless asked for. A fully masked row
         is the mean of the values, not NaN or 0. `model.checkpoint` converts its weights.

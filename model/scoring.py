@@ -16,10 +16,10 @@ SCORINGS: Final = ("dot_product", "additive")
 def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
     """Attention weights over the valid keys of each query.
 
-    A score beyond the valid length is replaced by the lowest finite value of its dtype. So a row of length 0 is
+    A score beyond the valid length is replaced by -infinity, and in a row of length 0 all scores by 0. So such a row is
     uniform over all K keys, and in every other row the weights beyond the length are exactly 0. The seeds replace by
-    -1e6, which is the same unless valid scores fall below about -1e6; there the seeds' padding would draw weight
-    (docs/decisions/0001-masked-score.md).
+    -1e6 everywhere, which is the same unless valid scores fall below about -1e6; there the seeds' padding would draw
+    weight (docs/decisions/0001-masked-score.md).
 
     Args:
         scores: (B, H, Q, K), any finite float.
@@ -33,10 +33,10 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
     if valid_lens is None:
         return torch.softmax(scores, dim=-1)
     lengths = valid_lens[:, None] if valid_lens.dim() == 1 else valid_lens  # (B, 1 or Q)
+    lengths = lengths[:, None, :, None]  # (B, 1, 1 or Q, 1)
     positions = torch.arange(scores.shape[-1], device=scores.device)  # (K,)
-    valid = positions < lengths[:, None, :, None]  # (B, 1, 1 or Q, K)
-    lowest = torch.finfo(scores.dtype).min
-    return torch.softmax(scores.masked_fill(~valid, lowest), dim=-1)
+    masked = torch.where(lengths == 0, 0.0, -torch.inf).to(scores.dtype)  # (B, 1, 1 or Q, 1)
+    return torch.softmax(torch.where(positions < lengths, scores, masked), dim=-1)
 
 
 @final

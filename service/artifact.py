@@ -115,8 +115,8 @@ class Artifact(_Frozen):
 
     @property
     def digest(self) -> str:
-        """sha256 of `model.onnx`, the portable graph."""
-        return self.manifest.lowerings[0].sha256
+        """sha256 of the portable graph, which has the output alone."""
+        return self._lowering("output").sha256
 
     def graph(self, *outputs: str) -> bytes:
         """The bytes of the graph that has exactly these outputs.
@@ -124,9 +124,12 @@ class Artifact(_Frozen):
         Raises:
             StartupError: the artefact has no such graph.
         """
+        return self.graphs[self._lowering(*outputs).file]
+
+    def _lowering(self, *outputs: str) -> Lowering:
         for lowering in self.manifest.lowerings:
             if lowering.outputs == list(outputs):
-                return self.graphs[lowering.file]
+                return lowering
         raise StartupError(f"{self.name}/{self.version}: has no graph with outputs {', '.join(outputs)}")
 
 

@@ -29,6 +29,7 @@ def configure_logging(level: str, log_format: Literal["auto", "json", "console"]
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(capture=True)
     # uvicorn's own start and stop lines say less than ours.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
     structlog.configure(

@@ -66,7 +66,7 @@ class Scheduler:
         self._clock = clock
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="engine")
         self._pending = 0
-        self._mean_compute_s = 0.0
+        self._mean_compute_s: float | None = None
 
     async def submit(self, job: Job) -> Done:
         """The job's answer.
@@ -79,12 +79,16 @@ class Scheduler:
         """
         self._admit()
         submitted = self._clock()
-        future = self._pool.submit(self._run, job, submitted)
+        try:
+            future = self._pool.submit(self._run, job, submitted)
+        except RuntimeError:  # the pool is closed
+            self._release()
+            raise
         try:
             done = await self._answer(future, job.deadline - submitted)
         finally:
             self._release_after(future)
-        self._mean_compute_s += 0.1 * (done.compute_s - self._mean_compute_s)
+        self._note(done.compute_s)
         return done
 
     @property
@@ -98,12 +102,16 @@ class Scheduler:
 
     def _admit(self) -> None:
         if self._pending >= self._workers + self._max_queue:
-            wait_s = math.ceil(self.queued * self._mean_compute_s / self._workers)
+            wait_s = math.ceil(self.queued * (self._mean_compute_s or 0.0) / self._workers)
             raise Overloaded(
                 f"{self.queued} requests are waiting, the limit is {self._max_queue}; retry later", max(1, wait_s)
             )
         self._pending += 1
         self._on_queue(self.queued)
+
+    def _note(self, compute_s: float) -> None:
+        mean_s = self._mean_compute_s
+        self._mean_compute_s = compute_s if mean_s is None else mean_s + 0.1 * (compute_s - mean_s)
 
     def _release_after(self, future: "Future[Done]") -> None:
         if future.done():

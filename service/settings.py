@@ -94,7 +94,8 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> L
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             raise StartupError(f"{name}: no such setting; the nearest is {near[0]} (all: mha serve --print-settings)")
-    from_environment = {setting: environment[name] for name, setting in known.items() if name in environment}
+    # An empty variable is as good as none: compose files pass those that are not set as empty.
+    from_environment = {setting: environment[name] for name, setting in known.items() if environment.get(name)}
     try:
         settings = Settings.model_validate({**from_environment, **flags})
     except ValidationError as error:

@@ -1,8 +1,10 @@
 """Engines that misbehave on purpose, at the `Engine` seam, and a server around one: `python -m tests.fakes slow`."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -28,17 +30,32 @@ class FailingEngine:
         raise RuntimeError("CUDA failure 700 in /secret/path: illegal memory access")
 
 
+class _Unsendable(np.ndarray):
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("no size in /secret/path")
+
+
 class BrokenAnswerEngine:
-    """Answers something that no code expects: a defect of the service, not of the engine."""
+    """Answers what breaks behind the scheduler, where none expects it: a defect of the service, not of the engine."""
 
     def run(self, call: EngineCall) -> EngineResult:
-        return EngineResult(None, None)  # type: ignore[arg-type]
+        return EngineResult(np.zeros_like(call.queries).view(_Unsendable), None)
+
+
+def gated_engine() -> Engine:
+    """An engine that takes to load until the file named by `GATE` is there."""
+    gate = Path(os.environ["GATE"])
+    while not gate.exists():
+        time.sleep(0.01)
+    return SlowEngine()
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "slow": SlowEngine,
     "failing": FailingEngine,
     "broken-answer": BrokenAnswerEngine,
+    "gated": gated_engine,
 }
 
 

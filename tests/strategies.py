@@ -1,7 +1,7 @@
 """What Hypothesis draws: requests that a layer takes, tensors of any bits, and bodies that are almost right.
 
-Shapes and lengths are drawn one by one, because they are what goes wrong; ordinary values come from a drawn seed, because
-any ordinary value will do and a seed shrinks to 0.
+Shapes and lengths are drawn one by one, because they are what goes wrong; ordinary values come from a drawn seed,
+because any ordinary value will do and a seed shrinks to 0.
 """
 
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -29,6 +30,12 @@ LAYER = Layer(
     num_hiddens=21, num_heads=3, head_size=7, query_size=11, key_size=13, value_size=17, bias=True,
     scoring="dot_product", scoring_size=None,
 )  # fmt: skip
+
+
+def examples(count: int) -> settings:
+    """That many examples, and no limit on their time: the cores are shared with the servers under test."""
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 float_dtypes = st.sampled_from([np.dtype(dtype) for dtype in FLOAT_DTYPES.values()])
 integer_dtypes = st.sampled_from([np.dtype(dtype) for dtype in INTEGER_DTYPES.values()])
@@ -138,7 +145,7 @@ def mutated(draw: st.DrawFn, body: bytes) -> bytes:
 
 def json_values() -> st.SearchStrategy[Any]:
     """Any JSON value, mostly nested lists of numbers."""
-    numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+    numbers = st.one_of(st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False, allow_infinity=False))
     leaves = st.one_of(numbers, numbers, numbers, st.none(), st.booleans(), st.text(max_size=3))
     return st.recursive(
         leaves,

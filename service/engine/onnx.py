@@ -18,6 +18,7 @@ _PROVIDERS: Final[dict[DeviceName, list[Any]]] = {
 }
 # The runtime's exceptions share no base class below Exception.
 _REFUSALS: Final = (
+    ort_errors.EPFail,
     ort_errors.Fail,
     ort_errors.InvalidArgument,
     ort_errors.InvalidGraph,
@@ -36,13 +37,18 @@ class OnnxEngine:
     ONNX Runtime's `run` may be called from several threads at once; each call uses `threads` of them.
 
     Raises:
-        StartupError: the runtime refuses a graph, or would compute on another device than asked.
+        StartupError: the runtime refuses a graph or cannot run it, or would compute on another device than asked.
     """
 
     def __init__(self, artifact: Artifact, device: DeviceName, threads: int) -> None:
         self._plain = _session(artifact, ("output",), device, threads)
         self._weighted = _session(artifact, ("output", "weights"), device, threads)
-        self._warm_up(artifact)
+        try:
+            self._warm_up(artifact)
+        except (*_REFUSALS, ValueError) as error:  # ValueError: the graph's inputs have other names
+            raise StartupError(
+                f"{artifact.name}/{artifact.version}: onnxruntime cannot run the graph: {error}"
+            ) from error
 
     def run(self, call: EngineCall) -> EngineResult:
         """The layer's answer to one call."""

@@ -66,11 +66,15 @@ def _lifespan(
 
 
 async def _load(state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]) -> None:
+    catalog = None
     try:
         catalog = await asyncio.to_thread(load)
     except StartupError as error:
         _log.error("start-up failed", reason=str(error))
-        give_up()
+    finally:
+        if catalog is None:
+            give_up()  # whatever went wrong: a server that never becomes ready is worse than none
+    if catalog is None:
         return
     for name in catalog.names():
         for model in catalog.versions(name):

@@ -52,8 +52,9 @@ def nudge_weight(model: onnx.ModelProto) -> None:
 
 
 def drop_mask(model: onnx.ModelProto) -> None:
-    (where,) = (node for node in model.graph.node if node.op_type == "Where")
-    scores, masked = where.input[2], where.output[0]
+    (softmax,) = (node for node in model.graph.node if node.op_type == "Softmax")
+    (where,) = (node for node in model.graph.node if softmax.input[0] in node.output)
+    scores, masked = where.input[1], where.output[0]
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             if name == masked:

@@ -1,16 +1,16 @@
 """What is computed for a request, and how the answer is put together. Pure: no engine is needed."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from service.engine import EngineResult
 from service.planner import assemble, plan
 from service.tensors import AttentionInputs, WireTensors
-from tests.strategies import LAYER, Request, float_dtypes, requests
+from tests.strategies import LAYER, Request, examples, float_dtypes, requests
 
 B, Q, K = 2, 3, 7
 
-drawn = settings(max_examples=80, deadline=None)
+drawn = examples(80)
 
 
 def inputs_of(request: Request) -> AttentionInputs:
@@ -32,7 +32,7 @@ class TestPlan:
     @given(request=requests(LAYER, dtypes=float_dtypes))
     @drawn
     def test_keys_end_at_the_longest_length_and_padding_is_zero(self, request: Request) -> None:
-        """The call's keys are the request's, cut after the last that any query reads, 0 where no query of theirs does."""
+        """The call's keys are the request's, cut after the last that is read, and 0 where an entry reads none."""
         inputs = inputs_of(request)
         call = plan(inputs, need_weights=False)
         extent = int(request.num_kv - request.beyond.all(0).sum())

@@ -115,3 +115,10 @@ class TestBadValue:
     def test_of_a_variable_that_a_flag_overrides_does_no_harm(self) -> None:
         """What a flag overrides is not judged."""
         assert load_settings({"port": 1013}, {"MHA_PORT": "http"}).settings.port == 1013
+
+
+def test_empty_variable_is_as_good_as_none() -> None:
+    """A variable that is set and empty, as compose files leave them, means the default."""
+    loaded = load_settings({}, {"MHA_API_KEYS_FILE": "", "MHA_PORT": ""})
+    assert loaded.settings.api_keys_file is None
+    assert loaded.origins["port"] == "default"

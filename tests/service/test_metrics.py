@@ -1,0 +1,66 @@
+"""What Prometheus reads."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.metrics import STAGES, Metrics
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of an exposition, by name and labels."""
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+class TestExposition:
+    def test_counts_what_it_was_told(self) -> None:
+        """Counters, gauges and histograms come out under their public names, with their labels."""
+        metrics = Metrics()
+        metrics.requests.labels("/v1/attention", "POST", "200", "ok").inc(7)
+        metrics.queued.set(3)
+        metrics.workers.set(2)
+        metrics.ready.set(1)
+        metrics.request_seconds.labels("/v1/attention").observe(0.003)
+        metrics.received_bytes.labels("application/json").inc(11)
+        metrics.sent_bytes.labels("application/json").inc(13)
+        metrics.model_info.labels("attention", "1", "abc", "cpu").set(1)
+        found = samples(metrics)
+        answered = (("code", "ok"), ("method", "POST"), ("route", "/v1/attention"), ("status", "200"))
+        assert found["mha_requests_total", answered] == 7
+        assert found["mha_queue_requests", ()] == 3
+        assert found["mha_workers", ()] == 2
+        assert found["mha_ready", ()] == 1
+        assert found["mha_requests_in_flight", ()] == 0
+        assert found["mha_request_seconds_count", (("route", "/v1/attention"),)] == 1
+        assert found["mha_request_seconds_bucket", (("le", "0.0025"), ("route", "/v1/attention"))] == 0
+        assert found["mha_request_seconds_bucket", (("le", "0.005"), ("route", "/v1/attention"))] == 1
+        assert found["mha_received_bytes_total", (("media_type", "application/json"),)] == 11
+        assert found["mha_sent_bytes_total", (("media_type", "application/json"),)] == 13
+        model = (("device", "cpu"), ("digest", "abc"), ("model", "attention"), ("version", "1"))
+        assert found["mha_model_info", model] == 1
+
+    @pytest.mark.parametrize("stage", STAGES)
+    def test_every_stage_is_there_from_the_start(self, stage: str) -> None:
+        """A stage that no request has reached has a count of 0, so that rates of it can be asked for."""
+        assert samples(Metrics())["mha_stage_seconds_count", (("stage", stage),)] == 0
+
+    def test_tells_of_the_process(self) -> None:
+        """Memory, CPU time and open files of the process are exported, too."""
+        names = {name for name, _ in samples(Metrics())}
+        assert {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"} <= names
+
+    def test_every_metric_is_documented_and_ours(self) -> None:
+        """Each metric has a help text, and a name that says whose it is."""
+        for family in text_string_to_metric_families(Metrics().exposition().decode()):
+            assert family.documentation
+            assert family.name.startswith(("mha_", "process_"))
+
+    def test_instances_share_nothing(self) -> None:
+        """Two servers in one process count for themselves."""
+        first, second = Metrics(), Metrics()
+        first.queued.set(5)
+        assert samples(second)["mha_queue_requests", ()] == 0
