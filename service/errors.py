@@ -13,9 +13,10 @@
 
     mha serve -> settings, device, repository, artefacts    StartupError
 
-`code` is stable and part of the API; HTTP numbers live in `service.http.errors` alone. Imports nothing.
+`code` is stable and part of the API; HTTP numbers live in `service.http.errors` alone. Imports nothing of the project.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -56,9 +57,13 @@ class ModelNotFound(ServiceError):
 
 
 class MethodNotAllowed(ServiceError):
-    """The path exists, for other methods."""
+    """The path exists, for other methods, which `allowed` lists."""
 
     code = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class NotAcceptable(ServiceError):

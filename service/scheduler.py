@@ -11,14 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import final
 
-import structlog
-
 from service.engine import Engine
-from service.errors import DeadlineExceeded, EngineFailure, Overloaded, ServiceError
+from service.errors import DeadlineExceeded, EngineFailure, Overloaded
 from service.planner import assemble, plan
 from service.tensors import AttentionInputs, AttentionOutput
-
-_log = structlog.get_logger(__name__)
 
 
 @final
@@ -135,14 +131,12 @@ class Scheduler:
         started = self._clock()
         if started >= job.deadline:
             raise _expired()
+        call = plan(job.inputs, job.need_weights)
         try:
-            result = job.engine.run(plan(job.inputs, job.need_weights))
-            output = assemble(job.inputs, result)
-        except ServiceError:
-            raise
+            result = job.engine.run(call)
         except Exception as error:  # the engine loop: whatever a runtime raises is this one request's failure
-            _log.error("engine failure", exc_info=True)
             raise EngineFailure("the engine failed on this request; the server's log has the reason") from error
+        output = assemble(job.inputs, result)
         return Done(output, started - submitted, self._clock() - started)
 
 

@@ -34,9 +34,10 @@ def refuse_unknown(names: Iterable[str]) -> None:
     """Raises `MalformedBody` at the first name that is no input, with the nearest one that is."""
     for name in names:
         if name not in INPUT_NAMES:
-            near = difflib.get_close_matches(name, INPUT_NAMES, n=1)
+            shown = name[:64]  # a name can be as long as the body, and finding the nearest takes forty times its size
+            near = difflib.get_close_matches(shown, INPUT_NAMES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise MalformedBody(f"unknown tensor {name[:64]!r}: want {', '.join(INPUT_NAMES)}{hint}")
+            raise MalformedBody(f"unknown tensor {shown!r}: want {', '.join(INPUT_NAMES)}{hint}")
 
 
 @final

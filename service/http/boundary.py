@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import Internal, ServiceError
+from service.errors import EngineFailure, Internal, ServiceError
 from service.http.errors import error_response
 from service.metrics import Metrics
 
@@ -35,6 +35,9 @@ class Boundary:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send)
+        if scope["method"] == "HEAD":
+            # The answer to HEAD is that to GET without its body, which the server below leaves out.
+            scope = {**scope, "method": "GET"}
         with self._metrics.in_flight.track_inprogress():
             await self._answer(exchange, scope, receive)
         self._count(exchange, scope)
@@ -45,6 +48,8 @@ class Boundary:
         except ClientDisconnect:
             exchange.code = "client_disconnected"
         except ServiceError as error:
+            if isinstance(error, EngineFailure):  # opaque to the client, so the reason has to be here
+                _log.error("engine failure", request_id=exchange.request_id, exc_info=error.__cause__)
             await exchange.fail(error, scope, receive)
         except Exception:
             _log.error("internal error", request_id=exchange.request_id, exc_info=True)

@@ -74,8 +74,8 @@ def from_http_exception(request: Request, error: Exception) -> NoReturn:
         raise error
     where = f"{request.method} {request.url.path[:256]}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        raise MethodNotAllowed(f"{where}: want {', '.join(sorted(allowed.split(', ')))}")
+        allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+        raise MethodNotAllowed(f"{where}: want {', '.join(allowed)}", allowed)
     raise NotFound(f"{where}: no such route; GET /docs lists them")
 
 
@@ -92,4 +92,6 @@ def _headers(error: ServiceError) -> dict[str, str]:
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, MethodNotAllowed):
+        return {"Allow": ", ".join(error.allowed)}
     return {}

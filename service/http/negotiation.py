@@ -17,7 +17,7 @@ def request_codec(headers: Headers, codecs: Codecs) -> Codec:
     Raises:
         UnsupportedMediaType: no codec reads it, or the body has a Content-Encoding.
     """
-    encoding = headers.get("content-encoding", "identity")
+    encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise UnsupportedMediaType(f"Content-Encoding: got {encoding[:64]!r}, want none")
     content_type = headers.get("content-type", "application/json")
@@ -33,7 +33,7 @@ def answer_codec(headers: Headers, codecs: Codecs, asked_in: Codec) -> Codec:
     Raises:
         NotAcceptable: none of the accepted types can be produced.
     """
-    accept = ", ".join(headers.getlist("accept"))
+    accept = ", ".join(headers.getlist("accept")).lower()
     if accept in ("", "*/*"):
         return asked_in
     by_desire = [media_type for media_type in codecs if media_type != asked_in.media_type] + [asked_in.media_type]

@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import final
+from typing import Final, final
 
 import structlog
 import uvicorn
@@ -14,6 +14,7 @@ from service.errors import StartupError
 from service.http.state import ServerState
 
 _log = structlog.get_logger(__name__)
+_BACKLOG: Final = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -27,6 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen(_BACKLOG)  # from here on a client waits instead of being refused
     except OSError as error:
         raise StartupError(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"

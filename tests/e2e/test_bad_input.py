@@ -688,8 +688,10 @@ def test_routes_are_all_here(server: ServerProcess) -> None:
     ],
 )
 def test_method(client: httpx.Client, method: str, path: str, allowed: str) -> None:
-    """A route asked with another method says which one it wants."""
-    check_refused(client.request(method, path), WRONG_METHOD, f"{method} {path}: want {allowed}")
+    """A route asked with another method says which one it wants, in words and in the Allow header."""
+    response = client.request(method, path)
+    check_refused(response, WRONG_METHOD, f"{method} {path}: want {allowed}")
+    assert allowed in response.headers["allow"].split(", ")
 
 
 BAD_PATHS = {

@@ -237,6 +237,14 @@ def test_concurrent_answers_are_their_own(server: ServerProcess, odd_layer: Mult
         assert close(answer, expected)
 
 
+@pytest.mark.parametrize("path", ["/health/live", "/v1/models", "/docs"])
+def test_head(server: ServerProcess, path: str) -> None:
+    """HEAD is answered as GET is, without the body."""
+    head, get = server.client.head(path), server.client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(get.content))
+
+
 class TestHeaders:
     def test_server_timing(self, server: ServerProcess, seeds_layer: MultiHeadAttention) -> None:
         """Server-Timing has the four stages, each in milliseconds."""

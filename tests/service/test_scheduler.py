@@ -365,7 +365,6 @@ class TestFailure:
             pytest.param(_raise(RuntimeError("CUDA failure 700 in /secret")), id="runtime_error"),
             pytest.param(_raise(MemoryError()), id="memory_error"),
             pytest.param(_raise(KeyError("output")), id="defect"),
-            pytest.param(lambda _: None, id="no_result"),
         ],
     )
     def test_is_this_requests_alone(self, fail: Callable[[EngineCall], EngineResult]) -> None:
