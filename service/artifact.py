@@ -9,7 +9,7 @@ from typing import Final, Literal, final
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from service.errors import StartupError
+from service.errors import ArtifactError
 
 FORMAT: Final = 1
 
@@ -122,7 +122,7 @@ class Artifact(_Frozen):
         """The bytes of the graph that has exactly these outputs.
 
         Raises:
-            StartupError: the artefact has no such graph.
+            ArtifactError: the artefact has no such graph.
         """
         return self.graphs[self._lowering(*outputs).file]
 
@@ -130,7 +130,7 @@ class Artifact(_Frozen):
         for lowering in self.manifest.lowerings:
             if lowering.outputs == list(outputs):
                 return lowering
-        raise StartupError(f"{self.name}/{self.version}: has no graph with outputs {', '.join(outputs)}")
+        raise ArtifactError(f"{self.name}/{self.version}: has no graph with outputs {', '.join(outputs)}")
 
 
 def read_artifact(folder: Path, name: str, version: int) -> Artifact:
@@ -139,7 +139,7 @@ def read_artifact(folder: Path, name: str, version: int) -> Artifact:
     The bytes that were hashed are the bytes that are returned, so no later change of the file matters.
 
     Raises:
-        StartupError: a file is missing, the manifest does not follow the schema, or a digest differs.
+        ArtifactError: a file is missing, the manifest does not follow the schema, or a digest differs.
     """
     manifest = _read_manifest(folder / "manifest.json")
     return Artifact(
@@ -154,11 +154,11 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise StartupError(f"{path}: {error.strerror}; `mha export` writes artefacts") from error
+        raise ArtifactError(f"{path}: {error.strerror}; `mha export` writes artefacts") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise StartupError(
+        raise ArtifactError(
             f"{path}: {where}: {first['msg']}; it was not written by this version of `mha export`"
         ) from error
 
@@ -166,12 +166,12 @@ def _read_manifest(path: Path) -> Manifest:
 def _read_graph(folder: Path, lowering: Lowering) -> bytes:
     path = folder / lowering.file
     if path.parent != folder or "\0" in lowering.file:
-        raise StartupError(f"{folder / 'manifest.json'}: file {lowering.file!r} is not in the artefact's folder")
+        raise ArtifactError(f"{folder / 'manifest.json'}: file {lowering.file!r} is not in the artefact's folder")
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise StartupError(f"{path}: {error.strerror}") from error
+        raise ArtifactError(f"{path}: {error.strerror}") from error
     digest = hashlib.sha256(data).hexdigest()
     if digest != lowering.sha256:
-        raise StartupError(f"{path}: sha256 is {digest}, the manifest says {lowering.sha256}; export it again")
+        raise ArtifactError(f"{path}: sha256 is {digest}, the manifest says {lowering.sha256}; export it again")
     return data

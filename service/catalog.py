@@ -1,21 +1,23 @@
 """The models being served, each with the engine that computes it; immutable, so a swap is one assignment."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import final
 
 from service.artifact import Artifact
 from service.engine import Engine
 from service.errors import ModelNotFound
+from service.statistics import ModelStatistics
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An artefact and its engine."""
+    """An artefact, its engine, and what they have done so far."""
 
     artifact: Artifact
     engine: Engine
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
 
 @final
@@ -30,6 +32,18 @@ class Catalog:
     def names(self) -> list[str]:
         """Names, sorted."""
         return list(self._models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        for versions in self._models.values():
+            yield from versions.values()
+
+    def get(self, name: str, version: int) -> ServedModel | None:
+        """One model, or None."""
+        return self._models.get(name, {}).get(version)
+
+    def replacing(self, name: str, models: Iterable[ServedModel]) -> "Catalog":
+        """This catalog with these models, and no others, under a name."""
+        return Catalog([*(model for model in self if model.artifact.name != name), *models])
 
     def versions(self, name: str) -> list[ServedModel]:
         """Every version of a name, ascending.

@@ -11,7 +11,8 @@
       -> Codec.encode
       (anything unforeseen)      Internal
 
-    mha serve -> settings, device, repository, artefacts    StartupError
+    load -> repository, artefact, engine                    ModelNotFound InvalidArtifact
+    mha serve -> settings, device, repository, artefacts    StartupError (ArtifactError)
 
 `code` is stable and part of the API; HTTP numbers live in `service.http.errors` alone. Imports nothing of the project.
 """
@@ -64,6 +65,12 @@ class MethodNotAllowed(ServiceError):
     def __init__(self, message: str, allowed: Sequence[str]) -> None:
         super().__init__(message)
         self.allowed = allowed
+
+
+class InvalidArtifact(ServiceError):
+    """A model cannot be loaded as it lies in the repository; what was served before still is."""
+
+    code = "invalid_artifact"
 
 
 class NotAcceptable(ServiceError):
@@ -162,3 +169,7 @@ class Internal(ServiceError):
 
 class StartupError(Exception):
     """The server cannot start. The message names the setting, file or library, and what to do."""
+
+
+class ArtifactError(StartupError):
+    """An artefact or repository cannot be read, is not whole, or is refused by the runtime."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final, final
 
 from service.artifact import Artifact, read_artifact
-from service.errors import StartupError
+from service.errors import ArtifactError
 
 _HINT: Final = "export one with: mha export --num-hiddens 100 --num-heads 5 --out"
 
@@ -20,31 +20,35 @@ class Repository:
         """Versions of every model, ascending; a name without a version is left out.
 
         Raises:
-            StartupError: the folder is not there or cannot be read.
+            ArtifactError: the folder is not there or cannot be read.
         """
         try:
             found = {entry.name: _versions(entry) for entry in sorted(self._folder.iterdir()) if _is_visible(entry)}
         except OSError as error:
-            raise StartupError(f"models: {self._folder}: {error.strerror}; {_HINT} {self._folder}") from error
+            raise ArtifactError(f"models: {self._folder}: {error.strerror}; {_HINT} {self._folder}") from error
         return {name: versions for name, versions in found.items() if versions}
 
     def read(self, name: str, version: int) -> Artifact:
         """One artefact, verified.
 
         Raises:
-            StartupError: it is not there, or not whole.
+            ArtifactError: it is not there, or not whole.
         """
         return read_artifact(self._folder / name / str(version), name, version)
+
+    def relative(self, message: str) -> str:
+        """A message without the repository's own path, which is nobody's business outside."""
+        return message.replace(f"{self._folder}/", "")
 
     def read_all(self) -> list[Artifact]:
         """Every artefact, verified.
 
         Raises:
-            StartupError: there is none, or one is not whole.
+            ArtifactError: there is none, or one is not whole.
         """
         artifacts = [self.read(name, version) for name, versions in self.versions().items() for version in versions]
         if not artifacts:
-            raise StartupError(f"models: {self._folder} holds no artefact; {_HINT} {self._folder}")
+            raise ArtifactError(f"models: {self._folder} holds no artefact; {_HINT} {self._folder}")
         return artifacts
 
 

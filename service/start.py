@@ -1,9 +1,6 @@
 """Puts a server together from its settings: the one place that knows every part."""
 
-from collections.abc import Callable
-
 from service.artifact import Artifact
-from service.catalog import Catalog, ServedModel
 from service.codec import Codec
 from service.codec.json import JsonCodec
 from service.codec.npz import NpzCodec
@@ -15,13 +12,12 @@ from service.http.access import ApiKeys
 from service.http.app import create_app
 from service.http.server import bind, serve
 from service.http.state import ServerState
+from service.library import EngineFactory, Library
 from service.log import configure_logging
 from service.metrics import Metrics
 from service.repository import Repository
 from service.scheduler import Scheduler
 from service.settings import Settings
-
-EngineFactory = Callable[[Artifact], Engine]
 
 
 def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
@@ -37,14 +33,15 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     configure_logging(settings.log_level, settings.log_format)
     check_wheels(is_installed)
     device = choose_device(settings.device, missing_for_cuda)
-    artifacts = Repository(settings.models).read_all()
-    state = server_state(settings, device)
+    repository = Repository(settings.models)
+    artifacts = repository.read_all()
+    library = Library(repository, make_engine or _onnx_engines(device, settings))
+    state = server_state(settings, device, library)
     sock = bind(settings.host, settings.port)
-    make = make_engine or _onnx_engines(device, settings)
-    return serve(state, sock, lambda give_up: create_app(state, lambda: _load(artifacts, make), give_up))
+    return serve(state, sock, lambda give_up: create_app(state, lambda: library.start(artifacts), give_up))
 
 
-def server_state(settings: Settings, device: Device) -> ServerState:
+def server_state(settings: Settings, device: Device, library: Library) -> ServerState:
     """The parts that routes share, before any model is loaded.
 
     Raises:
@@ -60,6 +57,7 @@ def server_state(settings: Settings, device: Device) -> ServerState:
         metrics=metrics,
         scheduler=Scheduler(workers, settings.max_queue, metrics.queued.set),
         api_keys=None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file),
+        library=library,
     )
 
 
@@ -67,10 +65,6 @@ def codecs(settings: Settings) -> dict[str, Codec]:
     """Every codec, by media type."""
     every: tuple[Codec, ...] = (JsonCodec(), SafetensorsCodec(), NpzCodec(settings.max_body_bytes))
     return {codec.media_type: codec for codec in every}
-
-
-def _load(artifacts: list[Artifact], make_engine: EngineFactory) -> Catalog:
-    return Catalog(ServedModel(artifact, make_engine(artifact)) for artifact in artifacts)
 
 
 def _onnx_engines(device: Device, settings: Settings) -> EngineFactory:

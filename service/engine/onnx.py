@@ -9,7 +9,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from service.artifact import Artifact
 from service.engine import EngineCall, EngineResult
 from service.engine.device import DeviceName
-from service.errors import StartupError
+from service.errors import ArtifactError
 
 _PROVIDERS: Final[dict[DeviceName, list[Any]]] = {
     "cpu": ["CPUExecutionProvider"],
@@ -37,7 +37,7 @@ class OnnxEngine:
     ONNX Runtime's `run` may be called from several threads at once; each call uses `threads` of them.
 
     Raises:
-        StartupError: the runtime refuses a graph or cannot run it, or would compute on another device than asked.
+        ArtifactError: the runtime refuses a graph or cannot run it, or would compute on another device than asked.
     """
 
     def __init__(self, artifact: Artifact, device: DeviceName, threads: int) -> None:
@@ -46,7 +46,7 @@ class OnnxEngine:
         try:
             self._warm_up(artifact)
         except (*_REFUSALS, ValueError) as error:  # ValueError: the graph's inputs have other names
-            raise StartupError(
+            raise ArtifactError(
                 f"{artifact.name}/{artifact.version}: onnxruntime cannot run the graph: {error}"
             ) from error
 
@@ -84,8 +84,8 @@ def _session(artifact: Artifact, outputs: tuple[str, ...], device: DeviceName, t
     try:
         session = ort.InferenceSession(artifact.graph(*outputs), options, providers=_PROVIDERS[device])
     except _REFUSALS as error:
-        raise StartupError(f"{where}: onnxruntime refuses the graph: {error}") from error
+        raise ArtifactError(f"{where}: onnxruntime refuses the graph: {error}") from error
     used = session.get_providers()
     if used[0] != _PROVIDER_NAMES[device]:
-        raise StartupError(f"{where}: onnxruntime would compute on {used[0]} instead of {_PROVIDER_NAMES[device]}")
+        raise ArtifactError(f"{where}: onnxruntime would compute on {used[0]} instead of {_PROVIDER_NAMES[device]}")
     return session

@@ -11,25 +11,27 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from service.catalog import Catalog
 from service.errors import StartupError
 from service.http.attention import AttentionEndpoint
 from service.http.boundary import Boundary
 from service.http.errors import from_http_exception, from_validation_error
+from service.http.oip import OIP_INFER_ROUTES, OipInferEndpoint
+from service.http.oip_routes import oip_routes
 from service.http.openapi import install_openapi
 from service.http.pages import add_pages
+from service.http.repository_routes import repository_routes
 from service.http.routes import read_routes
 from service.http.state import ServerState
 
 _log = structlog.get_logger(__name__)
 
 
-def create_app(state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]) -> FastAPI:
+def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[], None]) -> FastAPI:
     """The ASGI application of one server.
 
     Args:
-        state: shared by all routes; its catalog is filled once models are loaded.
-        load: makes the catalog; called in a thread, while health is already answered.
+        state: shared by all routes.
+        load: fills the state's library; called in a thread, while health is already answered.
         give_up: called if `load` raises `StartupError`, to end the server.
     """
     app = FastAPI(
@@ -45,14 +47,17 @@ def create_app(state: ServerState, load: Callable[[], Catalog], give_up: Callabl
     app.add_exception_handler(HTTPException, from_http_exception)
     app.add_exception_handler(RequestValidationError, from_validation_error)
     app.router.routes.append(Route(AttentionEndpoint.route, AttentionEndpoint(state), methods=["POST"]))
+    app.router.routes += [Route(path, OipInferEndpoint(state, path), methods=["POST"]) for path in OIP_INFER_ROUTES]
     app.include_router(read_routes(state))
+    app.include_router(oip_routes(state))
+    app.include_router(repository_routes(state))
     add_pages(app)
     install_openapi(app, state)
     return app
 
 
 def _lifespan(
-    state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]
+    state: ServerState, load: Callable[[], None], give_up: Callable[[], None]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -65,26 +70,16 @@ def _lifespan(
     return lifespan
 
 
-async def _load(state: ServerState, load: Callable[[], Catalog], give_up: Callable[[], None]) -> None:
-    catalog = None
+async def _load(state: ServerState, load: Callable[[], None], give_up: Callable[[], None]) -> None:
     try:
-        catalog = await asyncio.to_thread(load)
+        await asyncio.to_thread(load)
     except StartupError as error:
         _log.error("start-up failed", reason=str(error))
     finally:
-        if catalog is None:
+        if not state.library.is_loaded:
             give_up()  # whatever went wrong: a server that never becomes ready is worse than none
-    if catalog is None:
+    if not state.library.is_loaded:
         return
-    for name in catalog.names():
-        for model in catalog.versions(name):
-            artifact = model.artifact
-            state.metrics.model_info.labels(name, str(artifact.version), artifact.digest, state.device.name).set(1)
-    state.catalog = catalog
+    models = state.announce_models()
     state.metrics.ready.set(1)
-    _log.info(
-        "ready",
-        models=[f"{name}/{model.artifact.version}" for name in catalog.names() for model in catalog.versions(name)],
-        device=state.device.name,
-        reason=state.device.reason,
-    )
+    _log.info("ready", models=models, device=state.device.name, reason=state.device.reason)

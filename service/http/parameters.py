@@ -20,6 +20,11 @@ class InferenceParameters:
     need_weights: bool = False
     timeout_ms: int | None = None
 
+    @property
+    def timeout_s(self) -> float | None:
+        """`timeout_ms` in seconds."""
+        return None if self.timeout_ms is None else self.timeout_ms / 1000
+
     @classmethod
     def parse(cls, query_string: bytes) -> Self:
         """The parameters of `?model=&version=&need_weights=&timeout_ms=`.

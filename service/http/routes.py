@@ -1,14 +1,10 @@
 """Everything that is read: health, models, metrics. Never queued, never behind a key."""
 
-from typing import Any, Final
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from service.http.state import ServerState
-from service.http.views import ErrorBody, ModelList, ModelVersions, model_view
-
-_NOT_YET: Final[dict[int | str, dict[str, Any]]] = {503: {"model": ErrorBody, "description": "not_ready or draining"}}
+from service.http.views import NOT_YET, ErrorBody, ModelList, ModelVersions, model_view
 
 
 def read_routes(state: ServerState) -> APIRouter:
@@ -32,13 +28,13 @@ def _add_health(router: APIRouter, state: ServerState) -> None:
         """200 as long as the process answers; a server that does not should be restarted."""
         return {"live": True}
 
-    @router.get("/health/ready", tags=["health"], responses=_NOT_YET)
+    @router.get("/health/ready", tags=["health"], responses=NOT_YET)
     async def ready() -> dict[str, bool]:
         """200 while new requests are welcome; 503 while models load and from the moment the server is told to stop."""
         state.check_ready()
         return {"ready": True}
 
-    @router.get("/health/startup", tags=["health"], responses=_NOT_YET)
+    @router.get("/health/startup", tags=["health"], responses=NOT_YET)
     async def startup() -> dict[str, bool]:
         """200 once models have been loaded, and ever after."""
         state.served()
@@ -46,7 +42,7 @@ def _add_health(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_models(router: APIRouter, state: ServerState) -> None:
-    @router.get("/v1/models", tags=["models"], responses=_NOT_YET)
+    @router.get("/v1/models", tags=["models"], responses=NOT_YET)
     async def models() -> ModelList:
         """What is served: sizes, heads, limits, parity, digest."""
         catalog = state.served()
@@ -56,7 +52,7 @@ def _add_models(router: APIRouter, state: ServerState) -> None:
     @router.get(
         "/v1/models/{name}",
         tags=["models"],
-        responses={**_NOT_YET, 404: {"model": ErrorBody, "description": "model_not_found"}},
+        responses={**NOT_YET, 404: {"model": ErrorBody, "description": "model_not_found"}},
     )
     async def model(name: str) -> ModelVersions:
         """Every version of one model."""

@@ -7,8 +7,9 @@ from typing import final
 from service.catalog import Catalog
 from service.codec import Codec
 from service.engine.device import Device
-from service.errors import Draining, NotReady
+from service.errors import Draining
 from service.http.access import ApiKeys
+from service.library import Library
 from service.metrics import Metrics
 from service.scheduler import Scheduler
 from service.settings import Settings
@@ -25,7 +26,7 @@ class Phase(StrEnum):
 @final
 @dataclass(slots=True)
 class ServerState:
-    """Settings, parts, and the two things that change: the catalog (None until models are loaded) and draining."""
+    """Settings and parts; the library says what is served, and draining is the one thing that changes here."""
 
     settings: Settings
     device: Device
@@ -33,7 +34,7 @@ class ServerState:
     metrics: Metrics
     scheduler: Scheduler
     api_keys: ApiKeys | None
-    catalog: Catalog | None = None
+    library: Library
     draining: bool = field(default=False)
 
     @property
@@ -41,7 +42,7 @@ class ServerState:
         """The current phase."""
         if self.draining:
             return Phase.DRAINING
-        return Phase.STARTING if self.catalog is None else Phase.READY
+        return Phase.READY if self.library.is_loaded else Phase.STARTING
 
     def served(self) -> Catalog:
         """The catalog.
@@ -49,9 +50,16 @@ class ServerState:
         Raises:
             NotReady: models are still being loaded.
         """
-        if self.catalog is None:
-            raise NotReady("models are still being loaded; GET /health/ready says when they are")
-        return self.catalog
+        return self.library.catalog()
+
+    def announce_models(self) -> list[str]:
+        """Tells the metrics what is served now; returns it as name/version."""
+        served = list(self.served())
+        self.metrics.model_info.clear()
+        for artifact in (model.artifact for model in served):
+            labels = (artifact.name, str(artifact.version), artifact.digest, self.device.name)
+            self.metrics.model_info.labels(*labels).set(1)
+        return [f"{model.artifact.name}/{model.artifact.version}" for model in served]
 
     def check_ready(self) -> None:
         """Refuses unless new requests are welcome.

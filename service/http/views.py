@@ -1,6 +1,6 @@
 """What is said about a model, and the words it is said in. Read by people, clients and load testers."""
 
-from typing import Final, final
+from typing import Any, Final, final
 
 from pydantic import BaseModel, Field
 
@@ -67,6 +67,7 @@ class ModelVersions(BaseModel):
     versions: list[ModelView]
 
 
+NOT_YET: Final[dict[int | str, dict[str, Any]]] = {503: {"model": ErrorBody, "description": "not_ready, draining"}}
 MEDIA_TYPES: Final = ("application/json", "application/vnd.safetensors", "application/x-npz")
 
 

@@ -1,0 +1,103 @@
+"""What every inference route does between reading a body and writing an answer: decode, compute, encode, count.
+
+Protocols differ in how they read and write, not in what happens between.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar, final
+
+from starlette.datastructures import Headers
+from starlette.types import Send
+
+from service.catalog import ServedModel
+from service.codec import Chunk
+from service.errors import ServiceError
+from service.http.state import ServerState
+from service.scheduler import Job
+from service.tensors import AttentionInputs, AttentionOutput
+
+_T = TypeVar("_T")
+
+# Below this a hop to another thread costs more than decoding or encoding does.
+INLINE_BYTES: Final = 64 * 1024
+# Small pieces are joined: one write is cheaper than several.
+_JOINED_BYTES: Final = 16 * 1024
+
+
+@final
+class Inference:
+    """One inference request, from the moment its route was chosen; each stage is timed."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._arrived = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def check_key(self, headers: Headers) -> None:
+        """Raises `Unauthorized` where keys are required and the request has none that is known."""
+        if self._state.api_keys is not None:
+            self._state.api_keys.check(headers)
+
+    async def decode(self, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:
+        """What `work` makes of the body."""
+        self._state.metrics.received_bytes.labels(media_type).inc(size_bytes)
+        return await self._timed("decode", size_bytes, work)
+
+    async def compute(
+        self, model: ServedModel, inputs: AttentionInputs, need_weights: bool, timeout_s: float | None
+    ) -> AttentionOutput:
+        """The answer, computed within `timeout_s` or the server's own limit, whichever is less."""
+        longest_s = self._state.settings.timeout_ms / 1000
+        deadline = self._arrived + (longest_s if timeout_s is None else min(timeout_s, longest_s))
+        try:
+            done = await self._state.scheduler.submit(Job(model.engine, inputs, need_weights, deadline))
+        except ServiceError:
+            model.statistics.failed(time.perf_counter() - self._arrived)
+            raise
+        self._seconds["queue"] = done.queue_s
+        self._seconds["compute"] = done.compute_s
+        return done.output
+
+    async def encode(self, output: AttentionOutput, work: Callable[[AttentionOutput], _T]) -> _T:
+        """What `work` makes of the answer."""
+        size_bytes = sum(tensor.nbytes for tensor in output.named().values())
+        return await self._timed("encode", size_bytes, lambda: work(output))
+
+    async def send(
+        self, send: Send, media_type: str, chunks: Sequence[Chunk], headers: Sequence[tuple[str, str]]
+    ) -> None:
+        """Sends the answer with its own headers and the stages' times."""
+        size_bytes = sum(map(len, chunks))
+        self._state.metrics.sent_bytes.labels(media_type).inc(size_bytes)
+        named = [("content-type", media_type), ("content-length", str(size_bytes)), *headers, self._server_timing()]
+        await _send(send, chunks, size_bytes, [(name.encode(), value.encode()) for name, value in named])
+
+    def record(self, model: ServedModel, batch: int) -> None:
+        """Counts the request as answered, in the metrics and in the model's statistics."""
+        for stage, seconds in self._seconds.items():
+            self._state.metrics.stage_seconds.labels(stage).observe(seconds)
+        total_s = time.perf_counter() - self._arrived
+        model.statistics.answered(batch, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
+
+    def _server_timing(self) -> tuple[str, str]:
+        # Durations in milliseconds, as browsers and load testers read them.
+        return "server-timing", ", ".join(f"{stage};dur={s * 1000:.3f}" for stage, s in self._seconds.items())
+
+    async def _timed(self, stage: str, size_bytes: int, work: Callable[[], _T]) -> _T:
+        started = time.perf_counter()
+        try:
+            return work() if size_bytes <= INLINE_BYTES else await asyncio.to_thread(work)
+        finally:
+            self._seconds[stage] = time.perf_counter() - started
+
+
+async def _send(send: Send, chunks: Sequence[Chunk], size_bytes: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if size_bytes <= _JOINED_BYTES:
+        chunks = (b"".join(chunks),)
+    *head, last = chunks
+    for chunk in head:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -1,0 +1,78 @@
+"""What one served model has done since it was loaded. Written and read on the event loop alone."""
+
+from dataclasses import dataclass, field
+from typing import final
+
+
+@final
+@dataclass(slots=True)
+class Duration:
+    """How often something happened, and how long it took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more time."""
+        self.count += 1
+        self.seconds += seconds
+
+    @property
+    def nanoseconds(self) -> int:
+        """The time in all."""
+        return round(self.seconds * 1e9)
+
+
+@final
+@dataclass(slots=True)
+class Stages:
+    """Time of the stages of requests that were answered."""
+
+    decode: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute: Duration = field(default_factory=Duration)
+    encode: Duration = field(default_factory=Duration)
+
+    def add(self, seconds: dict[str, float]) -> None:
+        """One request's stages, by name."""
+        self.decode.add(seconds["decode"])
+        self.queue.add(seconds["queue"])
+        self.compute.add(seconds["compute"])
+        self.encode.add(seconds["encode"])
+
+
+@final
+@dataclass(slots=True)
+class ModelStatistics:
+    """Counts and times of one version of a model.
+
+    Attributes:
+        rows: batch entries answered.
+        calls: engine calls they took.
+        last_answer_ms: when, in milliseconds of the epoch; 0 if never.
+        success: requests answered, from their head to their answer.
+        failure: requests that failed once they had reached the queue.
+        stages: of the answered ones.
+        by_batch: of the answered ones, by the size of their batch.
+    """
+
+    rows: int = 0
+    calls: int = 0
+    last_answer_ms: int = 0
+    success: Duration = field(default_factory=Duration)
+    failure: Duration = field(default_factory=Duration)
+    stages: Stages = field(default_factory=Stages)
+    by_batch: dict[int, Stages] = field(default_factory=dict)
+
+    def answered(self, batch: int, seconds: dict[str, float], total_s: float, now_ms: int) -> None:
+        """A request was answered."""
+        self.rows += batch
+        self.calls += 1
+        self.last_answer_ms = now_ms
+        self.success.add(total_s)
+        self.stages.add(seconds)
+        self.by_batch.setdefault(batch, Stages()).add(seconds)
+
+    def failed(self, total_s: float) -> None:
+        """A request failed in the queue or in the engine."""
+        self.failure.add(total_s)
