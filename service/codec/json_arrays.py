@@ -1,7 +1,7 @@
 """JSON arrays to numpy without a Python object for a number: what simdjson offers, and the checks that it leaves out.
 
 simdjson flattens nested lists into one buffer and refuses what is not a number. Shapes are read from the lengths of the
-lists, of which there are as many as tokens, not as numbers; one at a time, since lists of proxies are many times the body.
+lists, of which there are as many as tokens, not as numbers; one at a time, since lists of proxies outgrow the body.
 """
 
 import math
@@ -70,8 +70,8 @@ def count_lists(shape: tuple[int, ...]) -> int:
 def refuse_hidden_lists(body: Body, other_lists: int, arrays: Collection[tuple[str, Any, tuple[int, ...]]]) -> None:
     """Refuses a list in the place of a number, which flattening hides.
 
-    Every list opens with '[', so if the body has as many as the shapes tell, none is hidden. If it has more, a string may
-    hold some, and each array is looked at, which is slow.
+    Every list opens with '[', so if the body has as many as the shapes tell, none is hidden. If it has more, a string
+    may hold some, and each array is looked at, which is slow.
 
     Args:
         body: the JSON.

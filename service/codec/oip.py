@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from service.codec import Body, Chunk
+from service.codec.binary import memory_of, view
 from service.codec.json_arrays import array, is_array, is_object, kind_of, parse_object, refuse_hidden_lists
 from service.errors import InvalidDtype, InvalidParameter, InvalidShape, MalformedBody
 from service.tensors import Array, AttentionOutput, WireTensors, refuse_unknown
@@ -114,7 +115,7 @@ def encode_response(model: str, version: int, request: InferRequest, output: Att
         entry: dict[str, Any] = {"name": name, "datatype": _NAMES[tensor.dtype], "shape": tensor.shape}
         if request.outputs[name]:
             entry["parameters"] = {"binary_data_size": tensor.nbytes}
-            binary.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+            binary.append(memory_of(tensor))
         else:
             _refuse_binary_only(f"output {name!r}", entry["datatype"])
             entry["data"] = np.ascontiguousarray(tensor).reshape(-1)
@@ -198,7 +199,7 @@ def _from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryv
         raise InvalidShape(f"{name}: binary_data_size is {size}, shape {list(shape)} of {datatype} wants {want}")
     if size > len(data):
         raise MalformedBody(f"{name}: binary_data_size is {size}, but {len(data)} bytes are left in the body")
-    return np.frombuffer(data[:size], dtype).reshape(shape)
+    return view(name, data[:size], dtype, shape)
 
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], value: Any) -> _Input:

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from service.codec import Body, Chunk
+from service.codec.binary import memory_of, view
 from service.errors import InvalidDtype, MalformedBody
 from service.tensors import Array, AttentionOutput, WireTensors
 
@@ -52,7 +53,7 @@ class SafetensorsCodec:
             if name == "__metadata__":
                 continue
             dtype, shape, begin, end = _entry(name, entry, len(data))
-            tensors[name] = _shaped(name, np.frombuffer(data[begin:end], dtype), shape)
+            tensors[name] = view(name, data[begin:end], dtype, shape)
             spans.append((begin, end, name))
         _check_contiguous(spans, len(data))
         return WireTensors(tensors)
@@ -65,7 +66,7 @@ class SafetensorsCodec:
         for name, tensor in output.named().items():
             end = offset + tensor.nbytes
             header[name] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": [offset, end]}
-            chunks.append(_bytes_of(tensor))
+            chunks.append(memory_of(tensor))
             offset = end
         text = orjson.dumps(header)
         text += b" " * (-len(text) % 8)
@@ -114,13 +115,6 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 8 and all(type(size) is int and size >= 0 for size in value)
 
 
-def _shaped(name: str, flat: Array, shape: tuple[int, ...]) -> Array:
-    try:
-        return flat.reshape(shape)
-    except (ValueError, OverflowError) as error:  # an axis of 0 lets the others be of any size
-        raise MalformedBody(f"{name[:64]}: shape {shape} is larger than any array can be") from error
-
-
 def _check_contiguous(spans: list[tuple[int, int, str]], data_bytes: int) -> None:
     reached = 0
     for begin, end, name in sorted(spans):
@@ -129,8 +123,3 @@ def _check_contiguous(spans: list[tuple[int, int, str]], data_bytes: int) -> Non
         reached = end
     if reached != data_bytes:
         raise MalformedBody(f"body: {data_bytes - reached} bytes belong to no tensor")
-
-
-def _bytes_of(tensor: Array) -> memoryview:
-    # Through uint8, because memoryview knows no bfloat16.
-    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

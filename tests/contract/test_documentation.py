@@ -1,6 +1,7 @@
 """What the documents say is what there is: settings, routes, errors, metrics, and examples that run."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from service.http.parameters import NAMES
 from service.http.views import MEDIA_TYPES
 from service.settings import Settings, environment_name, flag_name
 from service.start import codecs
-from tests.served import ServerProcess
+from tests.served import ServerProcess, serving
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -29,6 +30,22 @@ def openapi(server: ServerProcess) -> dict[str, Any]:
     """What the server says of itself."""
     answer: dict[str, Any] = server.client.get("/openapi.json").json()
     return answer
+
+
+@pytest.fixture(scope="module")
+def lone_server(tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path) -> Iterator[ServerProcess]:
+    """A server of the example layer alone, as `make serve` starts it."""
+    with serving(tmp_path_factory.mktemp("lone") / "log", "--models", str(seeds_repository)) as process:
+        yield process
+
+
+def example_of(path: str, operation: dict[str, Any]) -> tuple[str, Any]:
+    """The address and JSON body of an operation's own example."""
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            path = path.replace(f"{{{parameter['name']}}}", parameter["example"])
+    content = operation.get("requestBody", {}).get("content", {})
+    return path, content.get("application/json", {}).get("example")
 
 
 class TestSettings:
@@ -55,7 +72,8 @@ class TestRoutes:
     def test_every_documented_route_answers(self, server: ServerProcess) -> None:
         """Each GET that docs/api.md names is answered with 200."""
         for path in re.findall(r"`GET (/[^`]*)`", API):
-            assert server.client.get(path.replace("{name}", "attention")).status_code == 200, path
+            url = path.replace("{name}", "attention").replace("{model}", "attention").replace("{version}", "1")
+            assert server.client.get(url).status_code == 200, path
 
     def test_docs_page_needs_nobody_else(self, server: ServerProcess) -> None:
         """The documentation page loads from this server alone, and what it loads is there."""
@@ -100,18 +118,23 @@ def test_metrics_are_documented(server: ServerProcess) -> None:
 
 
 class TestExamples:
-    def test_openapi_example_runs(self, server: ServerProcess, openapi: dict[str, Any]) -> None:
-        """The example of the inference route can be sent as it is."""
-        example = openapi["paths"]["/v1/attention"]["post"]["requestBody"]["content"]["application/json"]["example"]
-        # It is made for the first model; where several are served, the caller adds which.
-        response = server.client.post("/v1/attention", params={"model": "additive"}, json=example)
-        assert response.status_code == 200, response.text
+    def test_every_route_has_one_that_runs(self, lone_server: ServerProcess) -> None:
+        """Each route's own example, sent as it is, is answered with 200."""
+        described = lone_server.client.get("/openapi.json").json()["paths"]
+        # What unloads comes last, and is undone.
+        for path in sorted(described, key=lambda path: (path.endswith("unload"), path)):
+            for method, operation in described[path].items():
+                url, body = example_of(path, operation)
+                response = lone_server.client.request(method, url, json=body)
+                assert response.status_code == 200, f"{method} {url}: {response.text}"
+        assert lone_server.client.post("/v2/repository/models/attention/load").status_code == 200
 
-    @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL), ids=["safetensors"])
-    def test_readme_python_runs(self, server: ServerProcess, capsys: pytest.CaptureFixture[str], block: str) -> None:
-        """The README's Python runs as it stands, and prints the shapes its comments promise."""
-        url = f"{server.url}/v1/attention?model=attention&"
-        code = block.replace("http://127.0.0.1:8000/v1/attention?", url)
+    @pytest.mark.parametrize(
+        "block", re.findall(r"```python\n(.*?)```", README + API, re.DOTALL), ids=["safetensors", "tritonclient"]
+    )
+    def test_python_runs(self, lone_server: ServerProcess, capsys: pytest.CaptureFixture[str], block: str) -> None:
+        """The documents' Python runs as it stands but for the port, and prints the shapes its comments promise."""
+        code = block.replace("127.0.0.1:8000", lone_server.url.removeprefix("http://"))
         assert code != block
         exec(compile(code, "README.md", "exec"), {})  # noqa: S102  # our own document
         promised = re.findall(r"# (\(.*?\))", "\n".join(line for line in block.splitlines() if "print" in line))
