@@ -49,7 +49,7 @@ class Settings(BaseModel):
         30.0, ge=0, allow_inf_nan=False, description="After the drain delay, seconds for accepted requests to finish."
     )
     api_keys_file: Path | None = Field(
-        None, description="File of `name:sha256` lines; if set, inference needs one of the keys."
+        None, description="File of `name:sha256` lines; if set, inference and the repository need a key."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["auto", "json", "console"] = Field(

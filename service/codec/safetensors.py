@@ -16,7 +16,7 @@ import orjson
 from service.codec import Body, Chunk
 from service.codec.binary import memory_of, view
 from service.errors import InvalidDtype, MalformedBody
-from service.tensors import Array, AttentionOutput, WireTensors
+from service.tensors import AttentionOutput, WireTensors
 
 _MAX_HEADER_BYTES: Final = 64 * 1024
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {

@@ -669,6 +669,18 @@ ROUTES = {
     "/health/ready": "GET",
     "/health/startup": "GET",
     "/metrics": "GET",
+    "/v2": "GET",
+    "/v2/health/live": "GET",
+    "/v2/health/ready": "GET",
+    "/v2/models/stats": "GET",
+    **{
+        f"/v2/models/{{model}}{version}{path}": method
+        for version in ("", "/versions/{version}")
+        for path, method in {"": "GET", "/ready": "GET", "/config": "GET", "/stats": "GET", "/infer": "POST"}.items()
+    },
+    "/v2/repository/index": "POST",
+    "/v2/repository/models/{model}/load": "POST",
+    "/v2/repository/models/{model}/unload": "POST",
 }
 PAGES = {"/docs": "GET", "/openapi.json": "GET", "/docs/assets/swagger-ui.css": "GET"}
 
@@ -681,7 +693,7 @@ def test_routes_are_all_here(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        pytest.param(method, path.format(name="odd"), allowed, id=f"{method} {path}")
+        pytest.param(method, path.format(name="odd", model="odd", version="1"), allowed, id=f"{method} {path}")
         for path, allowed in (ROUTES | PAGES).items()
         for method in METHODS
         if method != allowed

@@ -1,6 +1,7 @@
 """Every code of the error table, from a real server that has a reason to say it, in the answer and in the log."""
 
 import hashlib
+import shutil
 import signal
 import sys
 import time
@@ -90,6 +91,16 @@ def broken(tmp_path_factory: Make, seeds_repository: Path) -> Iterator[ServerPro
 
 
 @pytest.fixture
+def damaged(tmp_path: Path, seeds_repository: Path) -> Iterator[ServerProcess]:
+    """A server whose repository was damaged after it started."""
+    repository = tmp_path / "models"
+    shutil.copytree(seeds_repository, repository)
+    with serving(tmp_path / "log", "--models", str(repository)) as server:
+        (repository / "attention" / "1" / "model.onnx").write_bytes(b"")
+        yield server
+
+
+@pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """Where a file lets the server below load its models."""
     return tmp_path / "gate"
@@ -173,6 +184,7 @@ CASES: dict[str, tuple[int, str, Produce]] = {
     "invalid_valid_lens": (422, "server", lambda server: ask(server, changed(valid_lens=[2]))),
     "non_finite": (422, "server", lambda server: ask(server, {"queries": [[[1e39] * 100]]})),
     "overflow": (422, "server", lambda server: ask(server, {"queries": [[[3e38] * 100]]})),
+    "invalid_artifact": (422, "damaged", lambda server: server.client.post("/v2/repository/models/attention/load")),
     "empty_axis": (422, "server", lambda server: ask(server, {"queries": [[]]})),
     "overloaded": (429, "slow", overloaded),
     "engine_failure": (500, "failing", ask),
@@ -237,11 +249,35 @@ class TestKeys:
         assert response.headers["www-authenticate"] == "Bearer"
 
     @pytest.mark.parametrize(
-        "path", ["/health/live", "/health/ready", "/health/startup", "/metrics", "/v1/models", "/docs", "/openapi.json"]
+        "path",
+        [
+            "/health/live",
+            "/health/ready",
+            "/health/startup",
+            "/metrics",
+            "/v1/models",
+            "/v2",
+            "/v2/models/attention",
+            "/docs",
+            "/openapi.json",
+        ],
     )
     def test_reading_is_open(self, keyed: ServerProcess, path: str) -> None:
         """What only reads needs no key."""
         assert keyed.client.get(path).status_code == 200
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v2/models/attention/infer",
+            "/v2/repository/index",
+            "/v2/repository/models/attention/load",
+            "/v2/repository/models/attention/unload",
+        ],
+    )
+    def test_the_protocol_is_closed(self, keyed: ServerProcess, path: str) -> None:
+        """Inference by the other protocol, and the repository, want a key, too."""
+        check_refused(keyed.client.post(path), (401, "unauthorized"), "API key")
 
     def test_stay_out_of_the_log(self, keyed: ServerProcess) -> None:
         """Neither a known key nor a wrong one is ever logged."""

@@ -241,15 +241,15 @@ def with_input(**fields: Any) -> dict[str, Any]:
             InvalidParameter, "classification", id="classification",
         ),
         pytest.param(
-            {"inputs": [GOOD], "parameters": {"sequence_id": 5}}, InvalidParameter, "sequences are not", id="sequence"
+            {"inputs": [GOOD], "parameters": {"sequence_id": 5}}, InvalidParameter, "sequences", id="sequence"
         ),
         pytest.param(
             {"inputs": [GOOD], "parameters": {"timeout": "soon"}}, InvalidParameter, "want a number", id="timeout"
         ),
         pytest.param(
-            {"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, InvalidParameter, "want true or false", id="flag"
+            {"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, InvalidParameter, "true or false", id="flag"
         ),
-        pytest.param({"inputs": [GOOD], "parameters": {"anything": 1, "sequence_id": 0}}, None, "", id="free parameters"),
+        pytest.param({"inputs": [GOOD], "parameters": {"anything": 1, "sequence_id": 0}}, None, "", id="free"),
     ],
 )  # fmt: skip
 def test_what_is_refused(request_: Any, error: type[ServiceError] | None, says: str) -> None:
