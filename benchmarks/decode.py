@@ -1,8 +1,8 @@
 """What reading a binary body costs beyond copying it once: `python benchmarks/decode.py`.
 
-The body is three float32 tensors of (8, 128, 512), 6 MiB, as the Open Inference Protocol sends them. `decode` makes the
-tensors, `parse` judges them (shapes, dtypes, every value finite). Each figure is the median of rounds that alternate with
-a copy of the same bytes, since these machines are shared and noisy.
+The body is three float32 tensors of (8, 128, 512), 6 MiB, as the Open Inference Protocol sends them. `decode` makes
+tensors of them, `parse` judges these (shapes, dtypes, every value finite). Each figure is the median of rounds that
+alternate with a copy of the same bytes, since such machines are shared and noisy.
 """
 
 import json
