@@ -94,6 +94,7 @@ def decode_request(body: Body, header_length: int | None) -> InferRequest:
     # Beside the data there are the lists of inputs and outputs, and a shape for each input.
     arrays = [(name, entry.json, entry.nested) for name, entry in inputs.items() if entry.json is not None]
     refuse_hidden_lists(text, 1 + len(inputs) + is_array(outputs), arrays)
+    _count("parameters", parameters, "priority")  # judged now, honoured once the queue knows priorities
     binary_by_default = _flag("parameters", parameters, "binary_data_output", default=False)
     return InferRequest(
         id=_identifier(request.get("id")),

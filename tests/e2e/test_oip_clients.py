@@ -1,8 +1,12 @@
 """The protocol as its own clients speak it: tritonclient, blocking and asyncio, against a real server."""
 
 import asyncio
+import hashlib
 import inspect
+import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,9 @@ from tritonclient.utils import InferenceServerException
 
 from model.attention import MultiHeadAttention
 from tests.conftest import publish, weights_of
+from tests.fakes import SLOW_S
 from tests.oracle import multi_head_attention
-from tests.served import ServerProcess, serving, serving_fake
+from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
 Tensors = dict[str, np.ndarray]
 DATATYPES = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bfloat16": "BF16", "int32": "INT32"}
@@ -300,6 +305,64 @@ class TestErrors:
         with pytest.raises(InferenceServerException, match="time ran out") as error:
             client.ask(tensors, timeout=1)
         assert error.value.status() == "504"
+
+    def test_no_key(self, tmp_path: Path, seeds_repository: Path, tensors: Tensors) -> None:
+        """Without a key nothing is inferred or loaded; with one it is."""
+        keys = tmp_path / "keys"
+        keys.write_text(f"tests:{hashlib.sha256(b'open sesame').hexdigest()}\n")
+        with serving(tmp_path / "log", "--models", str(seeds_repository), MHA_API_KEYS_FILE=str(keys)) as server:
+            client = Client(tritonclient.http, server.url.removeprefix("http://"))
+            for call in (lambda: client.ask(tensors), lambda: client.load_model("attention")):
+                with pytest.raises(InferenceServerException, match="an API key is required") as error:
+                    call()
+                assert error.value.status() == "401"
+            answer = client.ask(tensors, headers={"Authorization": "Bearer open sesame"})
+            assert answer.as_numpy("output").shape == (3, 5, 100)
+            client.close()
+
+    def test_too_large(self, tmp_path: Path, seeds_repository: Path, tensors: Tensors) -> None:
+        """A body over the limit arrives as 413 with the limit."""
+        flags = ("--models", str(seeds_repository), "--max-body-bytes", "2000")
+        with serving(tmp_path / "log", *flags) as server:
+            client = Client(tritonclient.http, server.url.removeprefix("http://"))
+            with pytest.raises(InferenceServerException, match="the limit is 2000") as error:
+                client.ask(tensors)
+            client.close()
+        assert error.value.status() == "413"
+
+    def test_overloaded(self, tmp_path: Path, seeds_repository: Path, tensors: Tensors) -> None:
+        """A full queue arrives as 429."""
+        flags = ("--models", str(seeds_repository), "--workers", "1", "--max-queue", "0")
+        with serving_fake(tmp_path / "log", "slow", *flags) as server:
+            address = server.url.removeprefix("http://")
+            patient, refused = (Client(tritonclient.http.aio, address) for _ in range(2))
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(patient.ask, tensors)
+                time.sleep(SLOW_S / 4)
+                with pytest.raises(InferenceServerException, match="retry later") as error:
+                    refused.ask(tensors)
+                running.result()
+            patient.close()
+            refused.close()
+        assert error.value.status() == "429"
+
+    def test_not_ready(self, tmp_path: Path, seeds_repository: Path, tensors: Tensors) -> None:
+        """While models load, inference arrives as 503, and the server says that it is not ready."""
+        gate = tmp_path / "gate"
+        command = [sys.executable, "-m", "tests.fakes", "gated", "--models", str(seeds_repository)]
+        server = ServerProcess(
+            [*command, "--port", "0", "--log-format", "json"], clean_environment(GATE=str(gate)), tmp_path / "log"
+        )
+        client = Client(tritonclient.http, server.url.removeprefix("http://"))
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+        with pytest.raises(InferenceServerException, match="still being loaded") as error:
+            client.ask(tensors)
+        assert error.value.status() == "503"
+        client.close()
+        gate.touch()
+        server.wait_ready()
+        server.stop()
 
     @pytest.mark.parametrize(
         ("engine", "status", "says"),

@@ -249,6 +249,9 @@ def with_input(**fields: Any) -> dict[str, Any]:
         pytest.param(
             {"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, InvalidParameter, "true or false", id="flag"
         ),
+        pytest.param(
+            {"inputs": [GOOD], "parameters": {"priority": -1}}, InvalidParameter, "priority: want", id="priority"
+        ),
         pytest.param({"inputs": [GOOD], "parameters": {"anything": 1, "sequence_id": 0}}, None, "", id="free"),
     ],
 )  # fmt: skip
