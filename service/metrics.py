@@ -9,6 +9,7 @@ _BUCKETS_S: Final = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 
+KEY_KINDS: Final = ("received", "valid", "computed")
 STAGES: Final = ("decode", "queue", "compute", "encode")
 
 
@@ -40,6 +41,13 @@ class Metrics:
         self.sent_bytes = Counter(
             "mha_sent_bytes", "Bytes of inference answers.", ["media_type"], registry=self.registry
         )
+        self.calls = Counter("mha_engine_calls", "Engine calls of answered requests.", registry=self.registry)
+        self.keys = Counter(
+            "mha_keys",
+            "Keys of answered requests: received, valid (within a length), computed (padding and repeats included).",
+            ["kind"],
+            registry=self.registry,
+        )
         self.ready = Gauge("mha_ready", "1 while the server takes requests, else 0.", registry=self.registry)
         self.model_info = Gauge(
             "mha_model_info", "1 for each model served.", ["model", "version", "digest", "device"],
@@ -47,6 +55,8 @@ class Metrics:
         )  # fmt: skip
         for stage in STAGES:
             self.stage_seconds.labels(stage)
+        for kind in KEY_KINDS:
+            self.keys.labels(kind)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

@@ -31,6 +31,9 @@ class Settings(BaseModel):
     workers: int = Field(0, ge=0, description="Engine calls at once; 0 means the CPUs the container grants.")
     threads_per_call: int = Field(1, ge=1, description="CPU threads of one engine call.")
     max_queue: int = Field(256, ge=0, description="Requests that may wait for a worker; beyond it the answer is 429.")
+    workspace_bytes: int = Field(
+        128 * 1024 * 1024, ge=1, description="Most memory that the scores of one engine call may take."
+    )
     max_body_bytes: int = Field(
         64 * 1024 * 1024, ge=1, description="Longest request body; beyond it the answer is 413."
     )

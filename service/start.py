@@ -55,7 +55,7 @@ def server_state(settings: Settings, device: Device, library: Library) -> Server
         device=device,
         codecs=codecs(settings),
         metrics=metrics,
-        scheduler=Scheduler(workers, settings.max_queue, metrics.queued.set),
+        scheduler=Scheduler(workers, settings.max_queue, settings.workspace_bytes, metrics.queued.set),
         api_keys=None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file),
         library=library,
     )

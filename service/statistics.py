@@ -64,10 +64,10 @@ class ModelStatistics:
     stages: Stages = field(default_factory=Stages)
     by_batch: dict[int, Stages] = field(default_factory=dict)
 
-    def answered(self, batch: int, seconds: dict[str, float], total_s: float, now_ms: int) -> None:
+    def answered(self, batch: int, calls: int, seconds: dict[str, float], total_s: float, now_ms: int) -> None:
         """A request was answered."""
         self.rows += batch
-        self.calls += 1
+        self.calls += calls
         self.last_answer_ms = now_ms
         self.success.add(total_s)
         self.stages.add(seconds)

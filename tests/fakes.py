@@ -8,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
+from service.cost import CostModel
 from service.engine import Engine, EngineCall, EngineResult
 from service.settings import load_settings
 from service.start import start
 
 SLOW_S = 0.4
+NOTHING = CostModel(call_s=0.0, flop_s=0.0)  # so that every request is one call
 
 
 class SlowEngine:
     """Answers zeros, `SLOW_S` later."""
+
+    cost = NOTHING
 
     def run(self, call: EngineCall) -> EngineResult:
         time.sleep(SLOW_S)
@@ -25,6 +29,8 @@ class SlowEngine:
 
 class FailingEngine:
     """Raises what a runtime would."""
+
+    cost = NOTHING
 
     def run(self, call: EngineCall) -> EngineResult:
         raise RuntimeError("CUDA failure 700 in /secret/path: illegal memory access")
@@ -38,6 +44,8 @@ class _Unsendable(np.ndarray):
 
 class BrokenAnswerEngine:
     """Answers what breaks behind the scheduler, where none expects it: a defect of the service, not of the engine."""
+
+    cost = NOTHING
 
     def run(self, call: EngineCall) -> EngineResult:
         return EngineResult(np.zeros_like(call.queries).view(_Unsendable), None)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.artifact import Layer
+from service.cost import CostModel
+from service.planner import Limits
 from service.tensors import WireTensors
 
 Array = NDArray[Any]
@@ -161,3 +163,20 @@ def json_values() -> st.SearchStrategy[Any]:
 def json_text(value: Any) -> bytes:
     """The value as Python's own writer puts it."""
     return json.dumps(value).encode()
+
+
+# Ways to divide a request: nothing bounded, calls or work that cost all, and everything between.
+UNBOUNDED = Limits(workspace_bytes=2**62, call_s=float("inf"))
+DEAR_CALLS = CostModel(call_s=1e9, flop_s=1e-9)
+DEAR_WORK = CostModel(call_s=0.0, flop_s=1e-9)
+
+costs = st.builds(
+    CostModel,
+    call_s=st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, 1e9]),
+    flop_s=st.sampled_from([0.0, 1e-12, 1e-10, 1e-8]),
+)
+limits = st.builds(
+    Limits,
+    workspace_bytes=st.sampled_from([1, 97, 499, 4999, 49999, 2**62]),
+    call_s=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, float("inf")]),
+)

@@ -9,6 +9,8 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from service.cost import CostModel
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,10 @@ class EngineResult:
 
 class Engine(Protocol):
     """Computes calls of one layer. `run` is called from several threads at once."""
+
+    @property
+    def cost(self) -> CostModel:
+        """What calls cost on this machine, measured before the first one."""
 
     def run(self, call: EngineCall) -> EngineResult:
         """The layer's answer. May raise anything; the scheduler turns it into an engine failure."""

@@ -1,12 +1,15 @@
 """ONNX Runtime behind the `Engine` contract."""
 
+import statistics
+import time
 from typing import Any, Final, final
 
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from service.artifact import Artifact
+from service.artifact import Artifact, Layer
+from service.cost import CostModel, row_flops
 from service.engine import EngineCall, EngineResult
 from service.engine.device import DeviceName
 from service.errors import ArtifactError
@@ -27,6 +30,9 @@ _REFUSALS: Final = (
     ort_errors.RuntimeException,
     RuntimeError,
 )
+# Long enough to be work, short enough that measuring takes a fraction of a second also for wide layers.
+_WORK_LENGTH: Final = 64
+_MEASURED_CALLS: Final = 5
 _PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -44,7 +50,7 @@ class OnnxEngine:
         self._plain = _session(artifact, ("output",), device, threads)
         self._weighted = _session(artifact, ("output", "weights"), device, threads)
         try:
-            self._warm_up(artifact)
+            self.cost = self._measure(artifact.layer)
         except (*_REFUSALS, ValueError) as error:  # ValueError: the graph's inputs have other names
             raise ArtifactError(
                 f"{artifact.name}/{artifact.version}: onnxruntime cannot run the graph: {error}"
@@ -59,13 +65,27 @@ class OnnxEngine:
         (output,) = self._plain.run(["output"], feed)
         return EngineResult(output, None)
 
-    def _warm_up(self, artifact: Artifact) -> None:
-        layer = artifact.layer
-        queries, keys, values = (
-            np.zeros((1, 2, size), np.float32) for size in (layer.query_size, layer.key_size, layer.value_size)
-        )
-        for need_weights in (False, True):
-            self.run(EngineCall(queries, keys, values, np.full((1, 2), 2, np.int64), need_weights))
+    def _measure(self, layer: Layer) -> CostModel:
+        """Warms both graphs up, and times a call that is next to nothing and one that is real work."""
+        self.run(_call(layer, 1, need_weights=True))
+        call_s = self._median_s(_call(layer, 1))
+        work_s = self._median_s(_call(layer, _WORK_LENGTH))
+        return CostModel(call_s, max(work_s - call_s, 1e-9) / row_flops(layer, _WORK_LENGTH, _WORK_LENGTH))
+
+    def _median_s(self, call: EngineCall) -> float:
+        seconds = []
+        for _ in range(_MEASURED_CALLS):
+            started = time.perf_counter()
+            self.run(call)
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds)
+
+
+def _call(layer: Layer, length: int, *, need_weights: bool = False) -> EngineCall:
+    queries, keys, values = (
+        np.zeros((1, length, size), np.float32) for size in (layer.query_size, layer.key_size, layer.value_size)
+    )
+    return EngineCall(queries, keys, values, np.full((1, length), length, np.int64), need_weights)
 
 
 def _session(artifact: Artifact, outputs: tuple[str, ...], device: DeviceName, threads: int) -> ort.InferenceSession:

@@ -15,7 +15,7 @@ from service.catalog import ServedModel
 from service.codec import Chunk
 from service.errors import ServiceError
 from service.http.state import ServerState
-from service.scheduler import Job
+from service.scheduler import Done, Job
 from service.tensors import AttentionInputs, AttentionOutput
 
 _T = TypeVar("_T")
@@ -34,6 +34,7 @@ class Inference:
         self._state = state
         self._arrived = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._calls = 0
 
     def check_key(self, headers: Headers) -> None:
         """Raises `Unauthorized` where keys are required and the request has none that is known."""
@@ -52,12 +53,16 @@ class Inference:
         longest_s = self._state.settings.timeout_ms / 1000
         deadline = self._arrived + (longest_s if timeout_s is None else min(timeout_s, longest_s))
         try:
-            done = await self._state.scheduler.submit(Job(model.engine, inputs, need_weights, deadline))
+            done = await self._state.scheduler.submit(
+                Job(model.engine, model.artifact.layer, inputs, need_weights, deadline)
+            )
         except ServiceError:
             model.statistics.failed(time.perf_counter() - self._arrived)
             raise
         self._seconds["queue"] = done.queue_s
         self._seconds["compute"] = done.compute_s
+        self._calls = done.calls
+        self._count(inputs, done)
         return done.output
 
     async def encode(self, output: AttentionOutput, work: Callable[[AttentionOutput], _T]) -> _T:
@@ -79,7 +84,14 @@ class Inference:
         for stage, seconds in self._seconds.items():
             self._state.metrics.stage_seconds.labels(stage).observe(seconds)
         total_s = time.perf_counter() - self._arrived
-        model.statistics.answered(batch, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
+        model.statistics.answered(batch, self._calls, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
+
+    def _count(self, inputs: AttentionInputs, done: Done) -> None:
+        metrics = self._state.metrics
+        metrics.calls.inc(done.calls)
+        metrics.keys.labels("received").inc(inputs.keys.shape[0] * inputs.keys.shape[1])
+        metrics.keys.labels("valid").inc(int(inputs.extents.sum()))
+        metrics.keys.labels("computed").inc(done.computed_keys)
 
     def _server_timing(self) -> tuple[str, str]:
         # Durations in milliseconds, as browsers and load testers read them.

@@ -20,14 +20,27 @@ from hypothesis import strategies as st
 
 from model.attention import MultiHeadAttention
 from service.artifact import Artifact
+from service.assembly import Assembly, gather
+from service.cost import CostModel
 from service.engine.onnx import OnnxEngine
 from service.errors import NonFinite, Overflow
-from service.planner import assemble, plan
+from service.planner import Limits, plan
 from service.repository import Repository
 from service.tensors import AttentionInputs, AttentionOutput, WireTensors
 from tests.conftest import weights_of
 from tests.oracle import multi_head_attention
-from tests.strategies import FLOAT_DTYPES, Array, Request, examples, float_dtypes, requests
+from tests.strategies import (
+    DEAR_CALLS,
+    FLOAT_DTYPES,
+    UNBOUNDED,
+    Array,
+    Request,
+    costs,
+    examples,
+    float_dtypes,
+    limits,
+    requests,
+)
 
 # A float32 sum of n terms of one size is off by about sqrt(n) roundings of 2**-24 each. Four sums follow one another
 # (a projection, a score, the weighted values, W_o), the longest of 100 terms: 4 * 10 * 2**-24 = 2.4e-6 of the largest
@@ -47,11 +60,23 @@ class Served:
     engine: OnnxEngine
     weights: Mapping[str, Array]
 
-    def answer(self, request: Request | WireTensors, *, need_weights: bool = True) -> AttentionOutput:
-        """What the service computes for a request."""
+    def answer(
+        self,
+        request: Request | WireTensors,
+        *,
+        need_weights: bool = True,
+        cost: CostModel = DEAR_CALLS,
+        limits: Limits = UNBOUNDED,
+    ) -> AttentionOutput:
+        """What the service computes for a request, in one call unless cost and limits say otherwise."""
+        layer = self.artifact.layer
         wire = request if isinstance(request, WireTensors) else request.wire()
-        inputs = AttentionInputs.parse(wire, self.artifact.layer)
-        return assemble(inputs, self.engine.run(plan(inputs, need_weights)))
+        inputs = AttentionInputs.parse(wire, layer)
+        parts = plan(inputs, layer, cost, limits)
+        assembly = Assembly(inputs, layer, len(parts), need_weights)
+        for part in parts:
+            assembly.place(part, self.engine.run(gather(inputs, part, need_weights)))
+        return assembly.answer()
 
     def requests(self, **how: Any) -> st.SearchStrategy[Request]:
         """Valid requests of this model."""
@@ -108,6 +133,24 @@ class TestAgainstTheOracle:
         alone = served.answer(request, need_weights=False)
         assert alone.weights is None
         assert_close(alone.output, served.answer(request).output, BETWEEN_TWO)
+
+
+class TestParts:
+    @given(data=st.data(), cost=costs, limits=limits)
+    @drawn
+    def test_any_partition_gives_the_same_answer(
+        self, served: Served, data: st.DataObject, cost: CostModel, limits: Limits
+    ) -> None:
+        """However rows are grouped and queries tiled, output and weights are the equations'."""
+        request = data.draw(served.requests())
+        answer = served.answer(request, cost=cost, limits=limits)
+        output, weights = multi_head_attention(
+            served.weights, served.artifact.layer.num_heads, request.queries, request.keys, request.values,
+            request.valid_lens,
+        )  # fmt: skip
+        assert_close(answer.output, output, RELATIVE)
+        assert answer.weights is not None
+        assert_close(answer.weights, weights, RELATIVE)
 
 
 class TestPadding:

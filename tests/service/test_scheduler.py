@@ -8,13 +8,16 @@ from typing import Any, final
 import numpy as np
 import pytest
 
+from service.cost import CostModel
 from service.engine import Engine, EngineCall, EngineResult
 from service.errors import DeadlineExceeded, EngineFailure, Overflow, Overloaded
 from service.scheduler import Done, Job, Scheduler
 from service.tensors import AttentionInputs, WireTensors
+from tests.fakes import NOTHING
 from tests.strategies import LAYER
 
 HOUR_S = 3600.0
+WORK = CostModel(call_s=0.0, flop_s=1e-12)  # so that rows of different lengths are calls of their own
 LIMIT_S = 30  # until a test that hangs is given up
 
 
@@ -39,7 +42,8 @@ class Clock(asyncio.SelectorEventLoop):
 class GatedEngine:
     """Computes the queries' first number in every place, once the gate is open; counts its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, cost: CostModel = NOTHING) -> None:
+        self.cost = cost
         self.started = threading.Semaphore(0)
         self.gate = threading.Event()
         self.calls: list[EngineCall] = []
@@ -56,14 +60,15 @@ class GatedEngine:
 class EngineOf:
     """Runs what it is given."""
 
-    def __init__(self, run: Callable[[EngineCall], EngineResult]) -> None:
+    def __init__(self, run: Callable[[EngineCall], EngineResult], cost: CostModel = NOTHING) -> None:
         self.run = run
+        self.cost = cost
 
 
 def answer_of(call: EngineCall, value: float | None = None) -> EngineResult:
     """A result that can be told from others."""
-    shape = (*call.queries.shape[:2], LAYER.num_hiddens)
-    return EngineResult(np.full(shape, call.queries[0, 0, 0] if value is None else value, np.float32), None)
+    mark = call.queries[:, :, :1] if value is None else np.full((*call.queries.shape[:2], 1), value)
+    return EngineResult(np.repeat(mark, LAYER.num_hiddens, axis=-1).astype(np.float32), None)
 
 
 def job(engine: Engine, deadline: float, mark: float = 1.0) -> Job:
@@ -73,7 +78,7 @@ def job(engine: Engine, deadline: float, mark: float = 1.0) -> Job:
         "keys": np.ones((1, 3, LAYER.key_size), np.float32),
         "values": np.ones((1, 3, LAYER.value_size), np.float32),
     }
-    return Job(engine, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
 
 
 def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
@@ -86,7 +91,7 @@ def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 def scheduler(clock: Clock, workers: int = 1, max_queue: int = 1, queued: list[int] | None = None) -> Scheduler:
     """A scheduler on that clock, which tells the length of its queue to a list."""
-    return Scheduler(workers, max_queue, (queued if queued is not None else []).append, clock.time)
+    return Scheduler(workers, max_queue, 2**62, (queued if queued is not None else []).append, clock.time)
 
 
 def submitted(scheduler: Scheduler, job: Job) -> "asyncio.Task[Done]":
@@ -252,7 +257,7 @@ class TestDeadline:
 
         async def test(_: Clock) -> None:
             now = [0.0]  # the scheduler's own time, of which the event loop knows nothing
-            pool, engine = Scheduler(1, 1, lambda _: None, lambda: now[0]), GatedEngine()
+            pool, engine = Scheduler(1, 1, 2**62, lambda _: None, lambda: now[0]), GatedEngine()
             first = submitted(pool, job(engine, deadline=2 * HOUR_S))
             await started(engine)
             late = submitted(pool, job(engine, deadline=HOUR_S, mark=5))
@@ -389,6 +394,91 @@ class TestFailure:
             with pytest.raises(Overflow):
                 await pool.submit(job(EngineOf(lambda call: answer_of(call, value)), clock.time() + HOUR_S))
             assert pool.queued == 0
+            pool.close()
+
+        run(test)
+
+
+def large_job(engine: Engine, deadline: float, num_rows: int = 5, mark: float = 1.0) -> Job:
+    """A job of rows that differ in length, row n marked `mark + n`: one call each, where calls cost nothing."""
+    tensors = {
+        "queries": np.full((num_rows, 2, LAYER.query_size), mark, np.float32),
+        "keys": np.ones((num_rows, 97, LAYER.key_size), np.float32),
+        "values": np.ones((num_rows, 97, LAYER.value_size), np.float32),
+        "valid_lens": np.arange(1, num_rows + 1),
+    }
+    tensors["queries"] += np.arange(num_rows, dtype=np.float32)[:, None, None]
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+
+
+class TestLargeRequest:
+    @pytest.mark.parametrize("workers", [1, 2, 3], ids=str)
+    def test_is_answered_from_its_parts(self, workers: int) -> None:
+        """Rows that were computed in different calls, by any number of workers, arrive in their places."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, workers)
+            done = await pool.submit(large_job(EngineOf(answer_of, WORK), clock.time() + HOUR_S))
+            assert done.calls == 5
+            assert done.computed_keys == 1 + 2 + 3 + 4 + 5
+            assert done.output.output[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
+            pool.close()
+
+        run(test)
+
+    def test_lets_small_ones_pass(self) -> None:
+        """A small request that comes while a large one is computed waits for one call of it, not for all."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock), GatedEngine(WORK)
+            large = submitted(pool, large_job(engine, clock.time() + HOUR_S))
+            await started(engine)
+            small = submitted(pool, job(engine, clock.time() + HOUR_S, mark=89))
+            await settled()
+            engine.gate.set()
+            await asyncio.gather(large, small)
+            marks = [float(call.queries[0, 0, 0]) for call in engine.calls]
+            assert sorted(marks) == [1, 2, 3, 4, 5, 89]
+            assert marks.index(89) <= 2
+            pool.close()
+
+        run(test)
+
+    def test_that_fails_in_part_fails_once(self) -> None:
+        """A call that fails ends the request: what is left of it is not computed, and the next job is answered."""
+
+        async def test(clock: Clock) -> None:
+            calls: list[EngineCall] = []
+
+            def fail_second(call: EngineCall) -> EngineResult:
+                calls.append(call)
+                if len(calls) == 2:
+                    raise RuntimeError("out of memory")
+                return answer_of(call)
+
+            pool, engine = scheduler(clock), EngineOf(fail_second, WORK)
+            with pytest.raises(EngineFailure):
+                await pool.submit(large_job(engine, clock.time() + HOUR_S))
+            assert len(calls) == 2
+            assert pool.queued == 0
+            assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, 7))) == 7
+            pool.close()
+
+        run(test)
+
+    def test_whose_time_runs_out_is_left_there(self) -> None:
+        """Of a request whose deadline passes between its calls, no further call is made."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock), GatedEngine(WORK)
+            late = submitted(pool, large_job(engine, clock.time() + 1))
+            await started(engine)
+            clock.move(2)
+            with pytest.raises(DeadlineExceeded):
+                await late
+            engine.gate.set()
+            assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, 7))) == 7
+            assert [float(call.queries[0, 0, 0]) for call in engine.calls] == [1, 7]
             pool.close()
 
         run(test)
