@@ -53,10 +53,9 @@ class Metrics:
             "mha_model_info", "1 for each model served.", ["model", "version", "digest", "device"],
             registry=self.registry,
         )  # fmt: skip
-        for stage in STAGES:
-            self.stage_seconds.labels(stage)
-        for kind in KEY_KINDS:
-            self.keys.labels(kind)
+        # Looked up once, because every request needs them all.
+        self.stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
+        self.keys_of_kind = {kind: self.keys.labels(kind) for kind in KEY_KINDS}
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

@@ -10,10 +10,12 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from service.errors import StartupError
 from service.http.attention import AttentionEndpoint
 from service.http.boundary import Boundary
+from service.http.dispatch import Dispatch
 from service.http.errors import from_http_exception, from_validation_error
 from service.http.oip import OIP_INFER_ROUTES, OipInferEndpoint
 from service.http.oip_routes import oip_routes
@@ -26,7 +28,7 @@ from service.http.state import ServerState
 _log = structlog.get_logger(__name__)
 
 
-def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[], None]) -> FastAPI:
+def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[], None]) -> ASGIApp:
     """The ASGI application of one server.
 
     Args:
@@ -46,14 +48,17 @@ def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[
     app.add_middleware(Boundary, metrics=state.metrics)
     app.add_exception_handler(HTTPException, from_http_exception)
     app.add_exception_handler(RequestValidationError, from_validation_error)
-    app.router.routes.append(Route(AttentionEndpoint.route, AttentionEndpoint(state), methods=["POST"]))
-    app.router.routes += [Route(path, OipInferEndpoint(state, path), methods=["POST"]) for path in OIP_INFER_ROUTES]
+    inference = [
+        Route(AttentionEndpoint.route, AttentionEndpoint(state), methods=["POST"]),
+        *(Route(path, OipInferEndpoint(state, path), methods=["POST"]) for path in OIP_INFER_ROUTES),
+    ]
+    app.router.routes += inference
     app.include_router(read_routes(state))
     app.include_router(oip_routes(state))
     app.include_router(repository_routes(state))
     add_pages(app)
     install_openapi(app, state)
-    return app
+    return Dispatch(app, inference, state.metrics)
 
 
 def _lifespan(

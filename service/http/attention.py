@@ -38,7 +38,7 @@ class AttentionEndpoint:
             codec.media_type, len(body), lambda: AttentionInputs.parse(codec.decode(body), model.artifact.layer)
         )
         output = await inference.compute(model, inputs, parameters.need_weights, parameters.timeout_s)
-        chunks = await inference.encode(output, answering.encode)
+        chunks = await inference.encode(answering.media_type, output, answering.encode)
         inference.record(model, len(inputs.queries))
         who = (("mha-model", model.artifact.name), ("mha-version", str(model.artifact.version)))
         await inference.send(send, answering.media_type, chunks, who)

@@ -3,9 +3,9 @@
 Pure ASGI. `except Exception` stands here, because here a defect becomes an opaque 500 instead of a lost request.
 """
 
+import random
 import re
 import time
-import uuid
 from typing import Final, final
 
 import structlog
@@ -90,7 +90,7 @@ class _Exchange:
         self.status: int | None = None
         self.code = "ok"
         sent_id = Headers(scope=scope).get("x-request-id", "")
-        self.request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
+        self.request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -20,8 +20,11 @@ from service.tensors import AttentionInputs, AttentionOutput
 
 _T = TypeVar("_T")
 
-# Below this a hop to another thread costs more than decoding or encoding does.
-INLINE_BYTES: Final = 64 * 1024
+# Up to this many bytes are read and written on the event loop, because a hop to another thread would cost more. Judging
+# binary tensors takes about 0.05 ms a megabyte (benchmarks/decode.py), JSON some 2 ms, npz as much for its checksums.
+_INLINE_BYTES: Final = 64 * 1024
+_INLINE_BINARY_BYTES: Final = 4 * 1024 * 1024
+BINARY: Final = ("application/octet-stream", "application/vnd.safetensors")
 # Small pieces are joined: one write is cheaper than several.
 _JOINED_BYTES: Final = 16 * 1024
 
@@ -44,7 +47,7 @@ class Inference:
     async def decode(self, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:
         """What `work` makes of the body."""
         self._state.metrics.received_bytes.labels(media_type).inc(size_bytes)
-        return await self._timed("decode", size_bytes, work)
+        return await self._timed("decode", media_type, size_bytes, work)
 
     async def compute(
         self, model: ServedModel, inputs: AttentionInputs, need_weights: bool, timeout_s: float | None
@@ -65,10 +68,10 @@ class Inference:
         self._count(inputs, done)
         return done.output
 
-    async def encode(self, output: AttentionOutput, work: Callable[[AttentionOutput], _T]) -> _T:
+    async def encode(self, media_type: str, output: AttentionOutput, work: Callable[[AttentionOutput], _T]) -> _T:
         """What `work` makes of the answer."""
         size_bytes = sum(tensor.nbytes for tensor in output.named().values())
-        return await self._timed("encode", size_bytes, lambda: work(output))
+        return await self._timed("encode", media_type, size_bytes, lambda: work(output))
 
     async def send(
         self, send: Send, media_type: str, chunks: Sequence[Chunk], headers: Sequence[tuple[str, str]]
@@ -82,25 +85,26 @@ class Inference:
     def record(self, model: ServedModel, batch: int) -> None:
         """Counts the request as answered, in the metrics and in the model's statistics."""
         for stage, seconds in self._seconds.items():
-            self._state.metrics.stage_seconds.labels(stage).observe(seconds)
+            self._state.metrics.stages[stage].observe(seconds)
         total_s = time.perf_counter() - self._arrived
         model.statistics.answered(batch, self._calls, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
 
     def _count(self, inputs: AttentionInputs, done: Done) -> None:
         metrics = self._state.metrics
         metrics.calls.inc(done.calls)
-        metrics.keys.labels("received").inc(inputs.keys.shape[0] * inputs.keys.shape[1])
-        metrics.keys.labels("valid").inc(int(inputs.extents.sum()))
-        metrics.keys.labels("computed").inc(done.computed_keys)
+        metrics.keys_of_kind["received"].inc(inputs.keys.shape[0] * inputs.keys.shape[1])
+        metrics.keys_of_kind["valid"].inc(int(inputs.extents.sum()))
+        metrics.keys_of_kind["computed"].inc(done.computed_keys)
 
     def _server_timing(self) -> tuple[str, str]:
         # Durations in milliseconds, as browsers and load testers read them.
         return "server-timing", ", ".join(f"{stage};dur={s * 1000:.3f}" for stage, s in self._seconds.items())
 
-    async def _timed(self, stage: str, size_bytes: int, work: Callable[[], _T]) -> _T:
+    async def _timed(self, stage: str, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:
+        most_bytes = _INLINE_BINARY_BYTES if media_type in BINARY else _INLINE_BYTES
         started = time.perf_counter()
         try:
-            return work() if size_bytes <= INLINE_BYTES else await asyncio.to_thread(work)
+            return work() if size_bytes <= most_bytes else await asyncio.to_thread(work)
         finally:
             self._seconds[stage] = time.perf_counter() - started
 

@@ -18,6 +18,7 @@ from service.tensors import AttentionInputs
 
 OIP_INFER_ROUTES: Final = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 
+_SHORT_HEADER_BYTES: Final = 16 * 1024
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
 
@@ -38,14 +39,13 @@ class OipInferEndpoint:
         body = await self._read(headers, receive)
         header_length = _header_length(headers)
         request, inputs = await inference.decode(
-            _JSON if header_length is None else _BINARY,
-            len(body),
-            lambda: _decode(body, header_length, model.artifact.layer),
+            _kind(header_length), len(body), lambda: _decode(body, header_length, model.artifact.layer)
         )
         timeout_s = request.timeout_us / 1e6 if request.timeout_us else None
         output = await inference.compute(model, inputs, "weights" in request.outputs, timeout_s)
         name, version = model.artifact.name, model.artifact.version
-        response = await inference.encode(output, lambda done: encode_response(name, version, request, done))
+        form = _BINARY if all(request.outputs.values()) else _JSON
+        response = await inference.encode(form, output, lambda done: encode_response(name, version, request, done))
         inference.record(model, len(inputs.queries))
         await _send(inference, send, response, answer_encoding(headers))
 
@@ -67,6 +67,11 @@ def answer_encoding(headers: Headers) -> str | None:
     named = [coding.partition(";")[0].strip().lower() for coding in headers.get("accept-encoding", "").split(",")]
     wanted = [coding for coding in named if coding not in ("", "identity")]
     return wanted[0] if len(wanted) == 1 and wanted[0] in ENCODINGS else None
+
+
+def _kind(header_length: int | None) -> str:
+    # With a long JSON part the body is JSON in all that matters, whatever follows.
+    return _JSON if header_length is None or header_length > _SHORT_HEADER_BYTES else _BINARY
 
 
 def _header_length(headers: Headers) -> int | None:

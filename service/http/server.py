@@ -8,7 +8,7 @@ from typing import Final, final
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from service.errors import StartupError
 from service.http.state import ServerState
@@ -36,7 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve(state: ServerState, sock: socket.socket, make_app: Callable[[Callable[[], None]], FastAPI]) -> bool:
+def serve(state: ServerState, sock: socket.socket, make_app: Callable[[Callable[[], None]], ASGIApp]) -> bool:
     """Serves until told to stop; returns whether it ended as it should.
 
     Args:
@@ -94,6 +94,7 @@ def _config(state: ServerState) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(state.settings.drain_timeout_s)),
     )
