@@ -56,7 +56,7 @@ class Part:
 
 
 def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits) -> list[Part]:
-    """The parts of a request, the cheapest first: every query of every row stands in exactly one.
+    """The parts of a request, shortest rows first: every query of every row stands in exactly one.
 
     No part's scores exceed the workspace unless a single query's do.
     """
@@ -64,11 +64,10 @@ def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits)
     parts: list[Part] = []
     for num_kv, rows in _groups(inputs.extents, num_queries, layer, cost):
         most_rows = _most_rows(num_queries, num_kv, layer, cost, limits)
-        parts += (
-            _tiles(rows, num_queries, num_kv, layer, limits)
-            if most_rows == 0
-            else [Part(_as_slice(chunk), slice(0, num_queries), num_kv) for chunk in _evenly(rows, most_rows)]
-        )
+        if most_rows == 0:
+            parts += _tiles(rows, num_queries, num_kv, layer, limits)
+        else:
+            parts += [Part(_as_slice(chunk), slice(0, num_queries), num_kv) for chunk in _evenly(rows, most_rows)]
     return parts
 
 

@@ -112,9 +112,11 @@ def encode_response(model: str, version: int, request: InferRequest, output: Att
     """
     entries: list[dict[str, Any]] = []
     binary: list[Chunk] = []
-    for name, tensor in output.named().items():
+    tensors = output.named()
+    for name, wants_binary in request.outputs.items():
+        tensor = tensors[name]
         entry: dict[str, Any] = {"name": name, "datatype": _NAMES[tensor.dtype], "shape": tensor.shape}
-        if request.outputs[name]:
+        if wants_binary:
             entry["parameters"] = {"binary_data_size": tensor.nbytes}
             binary.append(memory_of(tensor))
         else:

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 # binary tensors takes about 0.05 ms a megabyte (benchmarks/decode.py), JSON some 2 ms, npz as much for its checksums.
 _INLINE_BYTES: Final = 64 * 1024
 _INLINE_BINARY_BYTES: Final = 4 * 1024 * 1024
-BINARY: Final = ("application/octet-stream", "application/vnd.safetensors")
+_BINARY: Final = ("application/octet-stream", "application/vnd.safetensors")
 # Small pieces are joined: one write is cheaper than several.
 _JOINED_BYTES: Final = 16 * 1024
 
@@ -101,7 +101,7 @@ class Inference:
         return "server-timing", ", ".join(f"{stage};dur={s * 1000:.3f}" for stage, s in self._seconds.items())
 
     async def _timed(self, stage: str, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:
-        most_bytes = _INLINE_BINARY_BYTES if media_type in BINARY else _INLINE_BYTES
+        most_bytes = _INLINE_BINARY_BYTES if media_type in _BINARY else _INLINE_BYTES
         started = time.perf_counter()
         try:
             return work() if size_bytes <= most_bytes else await asyncio.to_thread(work)

@@ -175,6 +175,7 @@ class TestInfer:
             pytest.param({"output": True, "weights": True}, id="both binary"),
             pytest.param({"output": False, "weights": False}, id="both JSON"),
             pytest.param({"weights": False, "output": True}, id="mixed"),
+            pytest.param({"weights": True}, id="weights alone"),
         ],
     )
     def test_any_mix(
@@ -189,11 +190,13 @@ class TestInfer:
         answer = client.ask(tensors, outputs, json=json, request_id="job-7")
         assert answer.get_response()["id"] == "job-7"
         assert answer.get_response()["model_version"] == "1"
-        assert close(answer.as_numpy("output"), expected[0])
-        if outputs is None:
-            assert answer.as_numpy("weights") is None
-        else:
-            assert close(answer.as_numpy("weights"), expected[1])
+        asked_for = ["output"] if outputs is None else list(outputs)
+        assert [entry["name"] for entry in answer.get_response()["outputs"]] == asked_for
+        for name, want in zip(("output", "weights"), expected, strict=True):
+            if name in asked_for:
+                assert close(answer.as_numpy(name), want)
+            else:
+                assert answer.as_numpy(name) is None
 
     @pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
     @pytest.mark.parametrize("answered", [None, "gzip", "deflate"])
