@@ -75,6 +75,11 @@ class Boundary:
         )
 
 
+def new_request_id() -> str:
+    """An id for a request that brought none."""
+    return f"{random.getrandbits(128):032x}"
+
+
 def _route(scope: Scope) -> str:
     # FastAPI notes its own routes in the scope, Starlette only the endpoint, which for inference says its route itself.
     return str(getattr(scope.get("route"), "path", None) or getattr(scope.get("endpoint"), "route", "other"))
@@ -90,7 +95,7 @@ class _Exchange:
         self.status: int | None = None
         self.code = "ok"
         sent_id = Headers(scope=scope).get("x-request-id", "")
-        self.request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
+        self.request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else new_request_id()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.errors import StartupError
+from service.http.protocol import Protocol
 from service.http.state import ServerState
 
 _log = structlog.get_logger(__name__)
@@ -88,7 +89,7 @@ def _config(state: ServerState) -> uvicorn.Config:
     return uvicorn.Config(
         app="",
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
