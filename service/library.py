@@ -73,7 +73,7 @@ class Library:
         """
         with self._changing:
             catalog = self.catalog()
-            versions = self._repository.versions().get(name)
+            versions = self._stored().get(name)
             if versions is None:
                 raise ModelNotFound(f"model {name[:64]!r} is not in the repository")
             try:
@@ -98,14 +98,24 @@ class Library:
             self._catalog = catalog.replacing(name, [])
 
     def index(self) -> list[IndexEntry]:
-        """Every version in the repository or served, by name and version."""
+        """Every version in the repository or served, by name and version.
+
+        Raises:
+            InvalidArtifact: the repository cannot be read.
+        """
         catalog = self.catalog()
         served = {(name, model.artifact.version) for name in catalog.names() for model in catalog.versions(name)}
-        stored = {(name, version) for name, versions in self._repository.versions().items() for version in versions}
+        stored = {(name, version) for name, versions in self._stored().items() for version in versions}
         return [
             IndexEntry(*entry, ready=entry in served, reason="" if entry in served else self._reason(entry[0]))
             for entry in sorted(served | stored)
         ]
+
+    def _stored(self) -> dict[str, list[int]]:
+        try:
+            return self._repository.versions()
+        except ArtifactError as error:
+            raise InvalidArtifact("the repository cannot be read; what is loaded is still served") from error
 
     def _load(self, catalog: Catalog, artifact: Artifact) -> ServedModel:
         served = catalog.get(artifact.name, artifact.version)

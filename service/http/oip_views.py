@@ -35,7 +35,7 @@ def model_config(model: ServedModel) -> dict[str, Any]:
         "name": model.artifact.name,
         "platform": PLATFORM,
         "backend": "onnxruntime",
-        "version_policy": {"latest": {"num_versions": 1}},
+        "version_policy": {"all": {}},
         "max_batch_size": 0,
         "input": [{**_config_tensor(tensor), "optional": tensor.name in _OPTIONAL} for tensor in signature.inputs],
         "output": [_config_tensor(tensor) for tensor in signature.outputs],

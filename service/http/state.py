@@ -1,7 +1,6 @@
 """What the routes share. One instance a server, typed; nothing here is global."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import final
 
 from service.catalog import Catalog
@@ -13,14 +12,6 @@ from service.library import Library
 from service.metrics import Metrics
 from service.scheduler import Scheduler
 from service.settings import Settings
-
-
-class Phase(StrEnum):
-    """Where a server is in its life."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
 
 
 @final
@@ -36,13 +27,6 @@ class ServerState:
     api_keys: ApiKeys | None
     library: Library
     draining: bool = field(default=False)
-
-    @property
-    def phase(self) -> Phase:
-        """The current phase."""
-        if self.draining:
-            return Phase.DRAINING
-        return Phase.READY if self.library.is_loaded else Phase.STARTING
 
     def served(self) -> Catalog:
         """The catalog.

@@ -136,3 +136,16 @@ def test_version_overwritten_in_place(tmp_path: Path, store: Path, layers: dict[
         expected, _ = multi_head_attention(weights_of(layer), layer.num_heads, queries, queries, queries)
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert len(info) == 1  # the metrics know only what is served
+
+
+def test_repository_that_is_gone(tmp_path: Path, store: Path) -> None:
+    """A repository that cannot be read is told as such, without its path, and what was loaded is still served."""
+    repository = tmp_path / "models"
+    shutil.copytree(store, repository)
+    with serving(tmp_path / "log", "--models", str(repository)) as server:
+        shutil.rmtree(repository)
+        for path in ("/v2/repository/models/layer/load", "/v2/repository/index"):
+            response = server.client.post(path)
+            assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact"), path
+            assert str(tmp_path) not in response.json()["error"]
+        assert server.client.post("/v1/attention", json={"queries": [[[0.5] * 12]]}).status_code == 200
