@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from service.artifact import read_artifact
-from service.assembly import Assembly, gather
+from service.assembly import Assembly, Share, gather
 from service.cpus import usable_cpus
 from service.engine import EngineCall
 from service.engine.onnx import OnnxEngine
-from service.planner import Limits, plan
+from service.planner import Limits, Load, Part, plan
 from service.scheduler import CALL_S
 from service.settings import Settings
 from service.tensors import AttentionInputs, WireTensors
@@ -41,27 +41,29 @@ def main(folder: Path) -> None:
         "valid_lens": np.clip(rng.lognormal(np.log(62), 0.75, BATCH), 1, NUM_KV).astype(np.int64),
     }
     inputs = AttentionInputs.parse(WireTensors(tensors), layer)
-    wide, narrow = OnnxEngine(artifact, "cpu", cpus), OnnxEngine(artifact, "cpu", 1)
+    wide, narrow = OnnxEngine(artifact, "cpu", cpus, cpus), OnnxEngine(artifact, "cpu", 1, 1)
     limits = Limits(Settings().workspace_bytes, CALL_S)
 
     def padded() -> object:
-        return wide.run(EngineCall(inputs.queries, inputs.keys, inputs.values, inputs.valid_lens, need_weights=False))
+        valid_lens = inputs.valid_lens.reshape(BATCH, NUM_QUERIES)
+        return wide.run(EngineCall(inputs.queries.padded(), inputs.keys.padded(), inputs.values.padded(), valid_lens))
 
     def planned() -> object:
-        parts = plan(inputs, layer, narrow.cost, limits)
+        parts = plan(inputs, layer, narrow.cost, limits).parts
         assembly = Assembly(inputs, layer, len(parts), need_weights=False)
-        work = [
-            lambda part=part: assembly.place(part, narrow.run(gather(inputs, part, need_weights=False)))
-            for part in parts
-        ]
-        list(pool.map(lambda one: one(), work))
+
+        def compute(part: Part) -> None:
+            result = narrow.run(gather([Share(inputs, part)], Load.of(part)))
+            assembly.place(part, result.output, None)
+
+        list(pool.map(compute, parts))
         return assembly.answer()
 
     with ThreadPoolExecutor(cpus) as pool:
         rounds = [(seconds(padded), seconds(planned)) for _ in range(ROUNDS)][1:]
     padded_ms, planned_ms = (statistics.median(column) * 1000 for column in zip(*rounds, strict=True))
     ratio = statistics.median(one / other for one, other in rounds)
-    mean = float(inputs.valid_lens[:, 0].mean())
+    mean = float(inputs.extents.mean())
     sys.stdout.write(
         f"{BATCH} x {NUM_QUERIES} x {NUM_KV}, {mean:.0f} keys valid on average, {cpus} CPUs\n"
         f"padded  {padded_ms:8.2f} ms\nplanned {planned_ms:8.2f} ms\nratio   {ratio:8.2f}\n"

@@ -9,6 +9,10 @@ _BUCKETS_S: Final = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 
+_BUCKETS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+RELEASES: Final = ("idle", "freed", "joined", "slice")
+QUERY_KINDS: Final = ("valid", "computed")
 KEY_KINDS: Final = ("received", "valid", "computed")
 STAGES: Final = ("decode", "queue", "compute", "encode")
 
@@ -41,7 +45,20 @@ class Metrics:
         self.sent_bytes = Counter(
             "mha_sent_bytes", "Bytes of inference answers.", ["media_type"], registry=self.registry
         )
-        self.calls = Counter("mha_engine_calls", "Engine calls of answered requests.", registry=self.registry)
+        self.calls = Counter(
+            "mha_engine_calls",
+            "Engine calls, by why each was made when it was: idle (a worker was free), freed (it waited for one), "
+            "joined (several requests share it), slice (one of several of a request).",
+            ["release"],
+            registry=self.registry,
+        )
+        self.call_rows = Histogram(
+            "mha_call_rows", "Batch entries of an engine call.", buckets=_BUCKETS_ROWS, registry=self.registry
+        )
+        self.queries = Counter(
+            "mha_queries", "Queries of answered requests: valid, computed (padding included).", ["kind"],
+            registry=self.registry,
+        )  # fmt: skip
         self.keys = Counter(
             "mha_keys",
             "Keys of answered requests: received, valid (within a length), computed (padding and repeats included).",
@@ -56,6 +73,17 @@ class Metrics:
         # Looked up once, because every request needs them all.
         self.stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
         self.keys_of_kind = {kind: self.keys.labels(kind) for kind in KEY_KINDS}
+        self.queries_of_kind = {kind: self.queries.labels(kind) for kind in QUERY_KINDS}
+        self._calls_of_release = {release: self.calls.labels(release) for release in RELEASES}
+
+    def called(self, release: str, rows: int) -> None:
+        """An engine call was made. From any thread."""
+        self._calls_of_release[release].inc()
+        self.call_rows.observe(rows)
+
+    def queue_changed(self, waiting: int) -> None:
+        """So many requests wait."""
+        self.queued.set(waiting)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

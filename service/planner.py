@@ -1,23 +1,26 @@
-"""From a request to engine calls: which rows are computed together, trimmed how, tiled how.
+"""From requests to engine calls: which rows are computed together, trimmed how, tiled how.
 
 Pure. Keys of a call end at its longest length, which is exact because a weight beyond a length is 0; rows do not see
-each other; and the softmax is over keys, so queries may be split anywhere.
+each other; and the softmax is over keys, so queries may be split anywhere. Row here means one batch entry.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.artifact import Layer
-from service.cost import CostModel, score_bytes
+from service.cost import CostModel, attend_flops, projection_flops, row_flops, score_bytes
+from service.sequences import Indices
 from service.tensors import AttentionInputs
-
-Indices = NDArray[np.int64]
 
 # Finer grouping than this gains less than it costs to find.
 _MAX_LENGTHS: Final = 32
+# A row this many times longer than a call should be is tiled, although its keys must then be projected on their own.
+_TILED_CALLS: Final = 2.0
+# Calls are joined where that saves this share of their time; below it the copying eats the gain.
+_LEAST_SAVING: Final = 0.1
 
 
 @final
@@ -41,87 +44,239 @@ class Part:
 
     Attributes:
         rows: batch entries, as a slice where they stand together.
-        queries: of these rows.
+        queries: of each of these rows; what is beyond the end of a shorter one is padding.
         num_kv: how many keys of each row are computed, from the first.
+        exact: whether a row averages all its keys, so that not one more may be computed.
+        projected: whether the row's keys and values have been projected before.
     """
 
     rows: slice | Indices
     queries: slice
     num_kv: int
+    exact: bool = False
+    projected: bool = False
 
     @property
     def num_rows(self) -> int:
         """How many batch entries the call has."""
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
 
+    @property
+    def num_queries(self) -> int:
+        """How many queries of each are computed."""
+        return int(self.queries.stop - self.queries.start)
 
-def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits) -> list[Part]:
-    """The parts of a request, shortest rows first: every query of every row stands in exactly one.
+    def seconds(self, layer: Layer, cost: CostModel) -> float:
+        """What the call takes by the cost model."""
+        of_row = attend_flops if self.projected else row_flops
+        return cost.seconds(self.num_rows * of_row(layer, self.num_queries, self.num_kv))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Projecting:
+    """One engine call that projects some keys and values of one row, for the tiles that follow."""
+
+    row: int
+    keys: slice
+
+    def seconds(self, layer: Layer, cost: CostModel) -> float:
+        """What the call takes by the cost model."""
+        return cost.seconds(projection_flops(layer, self.keys.stop - self.keys.start))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The calls of a request: first every projection, then the parts, shortest rows first."""
+
+    projections: tuple[Projecting, ...]
+    parts: tuple[Part, ...]
+
+
+def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits, *, need_weights: bool = False) -> Plan:
+    """The calls of a request: every query of every row stands in exactly one part.
 
     No part's scores exceed the workspace unless a single query's do.
     """
-    num_queries = inputs.valid_lens.shape[1]
+    planning = _Planning(layer, cost, limits, need_weights)
+    projections: list[Projecting] = []
     parts: list[Part] = []
-    for num_kv, rows in _groups(inputs.extents, num_queries, layer, cost):
-        most_rows = _most_rows(num_queries, num_kv, layer, cost, limits)
-        if most_rows == 0:
-            parts += _tiles(rows, num_queries, num_kv, layer, limits)
-        else:
-            parts += [Part(_as_slice(chunk), slice(0, num_queries), num_kv) for chunk in _evenly(rows, most_rows)]
-    return parts
+    for group in _groups(inputs, layer, cost):
+        most_rows = planning.most_rows(group)
+        if most_rows > 0:
+            parts += planning.split_rows(group, most_rows)
+            continue
+        for row in group.rows.tolist():
+            own = _Group(np.array([row]), int(inputs.queries.lengths[row]), group.num_kv, group.exact)
+            if not need_weights:
+                projections += planning.projections(own)
+            parts += planning.tiles(own)
+    return Plan(tuple(projections), tuple(parts))
 
 
-def _groups(extents: Indices, num_queries: int, layer: Layer, cost: CostModel) -> list[tuple[int, Indices]]:
-    """Rows of like length, with the length that their keys are trimmed to."""
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one call holds: its rows, and the longest queries and keys among them."""
+
+    num_rows: int
+    num_queries: int
+    num_kv: int
+    exact: bool
+
+    @classmethod
+    def of(cls, part: Part) -> "Load":
+        """That of a part alone."""
+        return cls(part.num_rows, part.num_queries, part.num_kv, part.exact)
+
+    def joined(self, other: "Load") -> "Load":
+        """Both in one call, the shorter ones padded."""
+        return Load(
+            self.num_rows + other.num_rows,
+            max(self.num_queries, other.num_queries),
+            max(self.num_kv, other.num_kv),
+            self.exact or other.exact,
+        )
+
+    def flops(self, layer: Layer) -> int:
+        """Floating-point operations of the call."""
+        return self.num_rows * row_flops(layer, self.num_queries, self.num_kv)
+
+
+def join(first: Load, waiting: Iterable[Load], layer: Layer, cost: CostModel, limits: Limits) -> tuple[Load, list[int]]:
+    """Which of the waiting parts go into one call with the first, and the call they make.
+
+    A part joins where one call is faster than two, by the cost model, and within the limits; and never where a row
+    that averages all its keys would get more of them.
+    """
+    call, chosen = first, []
+    for index, part in enumerate(waiting):
+        together = call.joined(part)
+        if together.exact and call.num_kv != part.num_kv:
+            continue
+        if together.num_rows * score_bytes(layer, together.num_queries, together.num_kv) > limits.workspace_bytes:
+            continue
+        together_s = cost.seconds(together.flops(layer))
+        apart_s = cost.seconds(call.flops(layer)) + cost.seconds(part.flops(layer))
+        if together_s <= limits.call_s and together_s <= (1 - _LEAST_SAVING) * apart_s:
+            call = together
+            chosen.append(index)
+    return call, chosen
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows of like length, with the longest queries and the length that keys are trimmed to."""
+
+    rows: Indices
+    num_queries: int
+    num_kv: int
+    exact: bool
+
+
+def _groups(inputs: AttentionInputs, layer: Layer, cost: CostModel) -> Iterator[_Group]:
+    exact = inputs.shortest == 0
+    # Keys of one length end where the rows that average them all end; keys of several need a group for each.
+    if inputs.keys.length is not None or not exact.any():
+        yield from _by_length(np.arange(len(inputs.extents)), inputs, layer, cost)
+        return
+    for num_kv in np.unique(inputs.extents[exact]).tolist():
+        rows = np.flatnonzero(exact & (inputs.extents == num_kv))
+        yield _Group(rows, int(inputs.queries.lengths[rows].max()), num_kv, exact=True)
+    if not exact.all():
+        yield from _by_length(np.flatnonzero(~exact), inputs, layer, cost)
+
+
+def _by_length(rows: Indices, inputs: AttentionInputs, layer: Layer, cost: CostModel) -> Iterator[_Group]:
+    extents, query_lens = inputs.extents[rows], inputs.queries.lengths[rows]
     longest = int(extents.max())
-    if longest == int(extents.min()):
-        return [(longest, np.arange(len(extents)))]
-    lengths, counts = _lengths(extents)
-    ends = _cheapest_cuts(lengths, counts, num_queries, layer, cost)
-    group_of = np.searchsorted(ends, extents)
-    return [(end, np.flatnonzero(group_of == index)) for index, end in enumerate(ends)]
+    if longest == int(extents.min()) and inputs.queries.length is not None:
+        yield _Group(rows, inputs.queries.length, longest, bool((inputs.shortest[rows] == 0).any()))
+        return
+    classes = _classes(extents, query_lens)
+    ends = _cheapest_cuts(classes, layer, cost)
+    group_of = np.searchsorted([classes[end].num_kv for end in ends], extents)
+    for index, end in enumerate(ends):
+        chosen = np.flatnonzero(group_of == index)
+        exact = bool((inputs.shortest[rows[chosen]] == 0).any())
+        yield _Group(rows[chosen], int(query_lens[chosen].max()), classes[end].num_kv, exact)
 
 
-def _lengths(extents: Indices) -> tuple[list[int], list[int]]:
-    """The lengths that occur, ascending, and how many rows have each; rounded up to a few where there are many."""
+def _classes(extents: Indices, query_lens: Indices) -> list[Load]:
+    """The lengths that occur, ascending, and the rows of each; rounded up to a few where there are many."""
     lengths = np.unique(extents)
     if len(lengths) > _MAX_LENGTHS:
         lengths = lengths[np.linspace(0, len(lengths) - 1, _MAX_LENGTHS + 1).round().astype(int)[1:]]
-    counts = np.bincount(np.searchsorted(lengths, extents), minlength=len(lengths))
-    return lengths.tolist(), counts.tolist()
+    class_of = np.searchsorted(lengths, extents)
+    counts = np.bincount(class_of, minlength=len(lengths))
+    longest = np.zeros(len(lengths), np.int64)
+    np.maximum.at(longest, class_of, query_lens)
+    return [
+        Load(count, num_queries, num_kv, exact=False)
+        for count, num_queries, num_kv in zip(counts.tolist(), longest.tolist(), lengths.tolist(), strict=True)
+    ]
 
 
-def _cheapest_cuts(lengths: list[int], counts: list[int], num_queries: int, layer: Layer, cost: CostModel) -> list[int]:
-    """The longest length of each group, in the partition of sorted rows that costs least (dynamic programme).
+def _cheapest_cuts(classes: list[Load], layer: Layer, cost: CostModel) -> list[int]:
+    """The last class of each group, in the partition of sorted rows that costs least (dynamic programme).
 
     A group is one call, as long as its longest row: splitting saves padding and costs a call.
     """
-    rows_up_to = np.concatenate([[0], np.cumsum(counts)]).tolist()
     best: list[tuple[float, list[int]]] = [(0.0, [])]
-    for last, length in enumerate(lengths):
-        row_s = cost.row_s(layer, num_queries, length)
-        options = (
-            (best[first][0] + cost.call_s + (rows_up_to[last + 1] - rows_up_to[first]) * row_s, first)
-            for first in range(last + 1)
-        )
+    for last in range(len(classes)):
+        options = []
+        call = classes[last]
+        for first in range(last, -1, -1):
+            call = call if first == last else call.joined(classes[first])
+            options.append((best[first][0] + cost.seconds(call.flops(layer)), first))
         seconds, first = min(options)
-        best.append((seconds, [*best[first][1], length]))
+        best.append((seconds, [*best[first][1], last]))
     return best[-1][1]
 
 
-def _most_rows(num_queries: int, num_kv: int, layer: Layer, cost: CostModel, limits: Limits) -> int:
-    """How many rows one call may have; 0 if not even one fits the workspace."""
-    fitting = limits.workspace_bytes // score_bytes(layer, num_queries, num_kv)
-    row_s = cost.row_s(layer, num_queries, num_kv)
-    timely = int(min(limits.call_s / row_s, 2**31)) if row_s > 0 else 2**31
-    return min(fitting, max(1, timely))
+@final
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """How much of a group goes into one call."""
 
+    layer: Layer
+    cost: CostModel
+    limits: Limits
+    need_weights: bool
 
-def _tiles(rows: Indices, num_queries: int, num_kv: int, layer: Layer, limits: Limits) -> list[Part]:
-    """Each row alone, some of its queries at a time."""
-    fitting = max(1, limits.workspace_bytes // score_bytes(layer, 1, num_kv))
-    tiles = [slice(int(tile[0]), int(tile[-1]) + 1) for tile in _evenly(np.arange(num_queries), fitting)]
-    return [Part(slice(row, row + 1), tile, num_kv) for row in rows.tolist() for tile in tiles]
+    def most_rows(self, group: _Group) -> int:
+        """How many rows one call may have; 0 if even one should be tiled."""
+        of_row = row_flops(self.layer, group.num_queries, group.num_kv)
+        fitting = self.limits.workspace_bytes // score_bytes(self.layer, group.num_queries, group.num_kv)
+        within = self.cost.flops_within(self.limits.call_s)
+        tileable = group.num_queries > 1 and not self.need_weights
+        if fitting == 0 or (tileable and of_row > _TILED_CALLS * within > 0):
+            return 0
+        return max(1, int(min(fitting, within // of_row, 2**31)))
+
+    def split_rows(self, group: _Group, most_rows: int) -> Iterator[Part]:
+        """The group in calls of at most so many rows."""
+        for chunk in _evenly(group.rows, most_rows):
+            yield Part(_as_slice(chunk), slice(0, group.num_queries), group.num_kv, group.exact)
+
+    def tiles(self, group: _Group) -> Iterator[Part]:
+        """The group's one row, some of its queries at a time."""
+        fitting = self.limits.workspace_bytes // score_bytes(self.layer, 1, group.num_kv)
+        timely = self.cost.flops_within(self.limits.call_s) // attend_flops(self.layer, 1, group.num_kv)
+        # With weights every tile projects the keys again, so only memory is a reason for one more.
+        most = fitting if self.need_weights else min(fitting, timely)
+        rows = _as_slice(group.rows)
+        for tile in _evenly(np.arange(group.num_queries), int(max(1, min(most, 2**31)))):
+            queries = slice(int(tile[0]), int(tile[-1]) + 1)
+            yield Part(rows, queries, group.num_kv, group.exact, projected=not self.need_weights)
+
+    def projections(self, group: _Group) -> Iterator[Projecting]:
+        """The projection of the keys and values of the group's one row, some of them at a time."""
+        most = self.cost.flops_within(self.limits.call_s) // projection_flops(self.layer, 1)
+        for chunk in _evenly(np.arange(group.num_kv), int(max(1, min(most, 2**31)))):
+            yield Projecting(int(group.rows[0]), slice(int(chunk[0]), int(chunk[-1]) + 1))
 
 
 def _evenly(indices: Indices, most: int) -> list[Indices]:

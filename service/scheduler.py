@@ -1,70 +1,41 @@
-"""Who computes when: a bounded queue in front of a pool of worker threads. The only async core of the service.
+"""Who is computed when: a bounded queue in front of the workers, deadlines, and clients that leave.
 
-A request is planned into parts, each one engine call. It has at most as many calls queued as there are workers, so that
-the calls of a large one and small requests take turns.
+The only async core of the service. A request is planned into tasks, each one engine call or a share of one. It has at
+most as many tasks queued as there are workers, so that the calls of a large one and small requests take turns.
 """
 
 import asyncio
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Callable
+from typing import Final, Protocol, final
 
-from service.artifact import Layer
-from service.assembly import Assembly, gather
-from service.engine import Engine
-from service.errors import DeadlineExceeded, EngineFailure, Overloaded
-from service.planner import Limits, Part, plan
-from service.tensors import AttentionInputs, AttentionOutput
+from service.calls import Calls, expired
+from service.calls import Observer as CallObserver
+from service.errors import Overloaded, ServiceError
+from service.planner import Limits, plan
+from service.run import Done, Job, Run
 
 # A call that takes much longer keeps small requests waiting; one much shorter spends its time on being a call.
 CALL_S: Final = 0.02
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One valid request for a layer and its engine. `deadline` is on the scheduler's clock, in seconds."""
+class Observer(CallObserver, Protocol):
+    """Told what the scheduler does."""
 
-    engine: Engine
-    layer: Layer
-    inputs: AttentionInputs
-    need_weights: bool
-    deadline: float
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Done:
-    """An answer, and how it came about.
-
-    Attributes:
-        output: the answer.
-        queue_s: seconds until its first call began.
-        compute_s: seconds from then until its last call ended.
-        calls: engine calls it took.
-        computed_keys: keys that were computed, over all rows and calls, padding included.
-    """
-
-    output: AttentionOutput
-    queue_s: float
-    compute_s: float
-    calls: int
-    computed_keys: int
+    def queue_changed(self, waiting: int) -> None:
+        """So many jobs wait for a worker now. On the event loop."""
 
 
 @final
 class Scheduler:
-    """Runs jobs on `workers` threads; at most `max_queue` more may wait.
+    """Runs jobs on `workers` threads and, small ones, on the event loop; at most `max_queue` more may wait.
 
     Args:
         workers: engine calls at once.
         max_queue: jobs that wait beyond those.
         workspace_bytes: most that the scores of one call may take.
-        on_queue: told the number of waiting jobs whenever it changes, on the event loop.
+        observer: is told about the queue and the calls.
         clock: seconds, monotonic.
     """
 
@@ -73,15 +44,16 @@ class Scheduler:
         workers: int,
         max_queue: int,
         workspace_bytes: int,
-        on_queue: Callable[[int], None],
+        observer: Observer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._workers = workers
         self._max_queue = max_queue
         self._limits = Limits(workspace_bytes, CALL_S)
-        self._on_queue = on_queue
+        self._observer = observer
         self._clock = clock
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="engine")
+        self._calls = Calls(workers, self._limits, observer, clock)
+        self._is_open = False
         self._pending = 0
         self._mean_compute_s: float | None = None
 
@@ -94,16 +66,19 @@ class Scheduler:
             EngineFailure: the engine failed.
             Overflow: the result does not fit.
         """
-        parts = plan(job.inputs, job.layer, job.engine.cost, self._limits)
+        calls = plan(job.inputs, job.layer, job.engine.cost, self._limits, need_weights=job.need_weights)
         self._admit()
-        run = _Run(job, parts, self._clock)
+        loop = asyncio.get_running_loop()
+        self._open(loop)
+        now, answer = self._clock(), loop.create_future()
+        run = Run(job, calls, now, lambda outcome: _deliver(answer, outcome))
+        timer = loop.call_later(max(0.0, job.deadline - now), _deliver, answer, expired())
+        self._calls.start(run)
         try:
-            async with asyncio.timeout(job.deadline - run.submitted):
-                done = await run.on(self._pool, self._workers)
-        except TimeoutError:
-            raise _expired() from None
+            done: Done = await answer
         finally:
-            self._release_after(run.unfinished())
+            timer.cancel()
+            self._calls.drop(run, self._release)
         self._note(done.compute_s)
         return done
 
@@ -114,7 +89,12 @@ class Scheduler:
 
     def close(self) -> None:
         """Ends the workers, after what they are computing."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._calls.close()
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._calls.open(loop)
 
     def _admit(self) -> None:
         if self._pending >= self._workers + self._max_queue:
@@ -123,102 +103,22 @@ class Scheduler:
                 f"{self.queued} requests are waiting, the limit is {self._max_queue}; retry later", max(1, wait_s)
             )
         self._pending += 1
-        self._on_queue(self.queued)
+        self._observer.queue_changed(self.queued)
 
     def _note(self, compute_s: float) -> None:
         mean_s = self._mean_compute_s
         self._mean_compute_s = compute_s if mean_s is None else mean_s + 0.1 * (compute_s - mean_s)
 
-    def _release_after(self, unfinished: Sequence["Future[None]"]) -> None:
-        # The client may have its answer already (its time ran out), but while a worker computes, the place is not free.
-        remaining = len(unfinished)
-        if not remaining:
-            self._release()
-            return
-        loop = asyncio.get_running_loop()
-
-        def one_finished() -> None:
-            nonlocal remaining
-            remaining -= 1
-            if not remaining:
-                self._release()
-
-        for future in unfinished:
-            future.add_done_callback(lambda _: loop.call_soon_threadsafe(one_finished))
-
     def _release(self) -> None:
         self._pending -= 1
-        self._on_queue(self.queued)
+        self._observer.queue_changed(self.queued)
 
 
-@final
-class _Run:
-    """One job on the workers: its parts, the calls made of them, and its answer."""
-
-    def __init__(self, job: Job, parts: list[Part], clock: Callable[[], float]) -> None:
-        self.submitted = clock()
-        self._job = job
-        self._parts = parts
-        self._clock = clock
-        self._assembly = Assembly(job.inputs, job.layer, len(parts), job.need_weights)
-        self._futures: list[Future[None]] = []
-        self._placing = threading.Lock()
-        self._placed = 0
-        self._began: float | None = None
-        self._ended = self.submitted
-        self._output: AttentionOutput | None = None
-
-    async def on(self, pool: ThreadPoolExecutor, workers: int) -> Done:
-        """The answer, computed with at most `workers` calls in the pool at once."""
-        remaining = iter(self._parts)
-        if len(self._parts) == 1:
-            await self._lane(remaining, pool)
-        else:
-            await self._lanes(remaining, pool, min(workers, len(self._parts)))
-        if self._output is None or self._began is None:
-            raise RuntimeError("every call has ended, and there is no answer")
-        computed_keys = sum(part.num_rows * part.num_kv for part in self._parts)
-        queue_s, compute_s = self._began - self.submitted, self._ended - self._began
-        return Done(self._output, queue_s, compute_s, len(self._parts), computed_keys)
-
-    def unfinished(self) -> list["Future[None]"]:
-        """Calls that a worker still computes; those that still waited are dropped."""
-        return [future for future in self._futures if not (future.done() or future.cancel())]
-
-    async def _lanes(self, remaining: Iterator[Part], pool: ThreadPoolExecutor, width: int) -> None:
-        try:
-            async with asyncio.TaskGroup() as lanes:
-                for _ in range(width):
-                    lanes.create_task(self._lane(remaining, pool))
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-
-    async def _lane(self, remaining: Iterator[Part], pool: ThreadPoolExecutor) -> None:
-        for part in remaining:
-            future = pool.submit(self._compute, part)
-            self._futures.append(future)
-            await asyncio.wrap_future(future)
-
-    def _compute(self, part: Part) -> None:
-        began = self._clock()
-        if began >= self._job.deadline:
-            raise _expired()
-        call = gather(self._job.inputs, part, self._job.need_weights)
-        try:
-            result = self._job.engine.run(call)
-        except Exception as error:  # the engine loop: whatever a runtime raises is this one request's failure
-            raise EngineFailure("the engine failed on this request; the server's log has the reason") from error
-        self._assembly.place(part, result)
-        if self._is_last(began):
-            self._output = self._assembly.answer()
-            self._ended = self._clock()
-
-    def _is_last(self, began: float) -> bool:
-        with self._placing:
-            self._placed += 1
-            self._began = began if self._began is None else min(self._began, began)
-            return self._placed == len(self._parts)
-
-
-def _expired() -> DeadlineExceeded:
-    return DeadlineExceeded("the request's time ran out before it was computed; raise timeout_ms, or send less")
+def _deliver(answer: "asyncio.Future[Done]", outcome: Done | ServiceError) -> None:
+    """The outcome to who waits for it, unless nobody does any more."""
+    if answer.done():
+        return
+    if isinstance(outcome, Done):
+        answer.set_result(outcome)
+    else:
+        answer.set_exception(outcome)

@@ -55,7 +55,7 @@ def server_state(settings: Settings, device: Device, library: Library) -> Server
         device=device,
         codecs=codecs(settings),
         metrics=metrics,
-        scheduler=Scheduler(workers, settings.max_queue, settings.workspace_bytes, metrics.queued.set),
+        scheduler=Scheduler(workers, settings.max_queue, settings.workspace_bytes, metrics),
         api_keys=None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file),
         library=library,
     )
@@ -71,6 +71,8 @@ def _onnx_engines(device: Device, settings: Settings) -> EngineFactory:
     def make(artifact: Artifact) -> Engine:
         from service.engine.onnx import OnnxEngine  # noqa: PLC0415  # costs 0.2 s that health need not wait for
 
-        return OnnxEngine(artifact, device.name, settings.threads_per_call)
+        # 0 means: one thread a call while calls run side by side, every CPU for a call that runs alone.
+        threads = settings.threads_per_call or 1
+        return OnnxEngine(artifact, device.name, threads, settings.threads_per_call or usable_cpus())
 
     return make

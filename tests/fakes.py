@@ -7,17 +7,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.cost import CostModel
-from service.engine import Engine, EngineCall, EngineResult
+from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
 from service.settings import load_settings
 from service.start import start
 
 SLOW_S = 0.4
-NOTHING = CostModel(call_s=0.0, flop_s=0.0)  # so that every request is one call
+# So that every request is one call, and none so small that the event loop computes it.
+NOTHING = CostModel.linear(call_s=0.002, flop_s=0.0)
 
 
-class SlowEngine:
+class Unprojecting:
+    """The half of an engine that these have no use for."""
+
+    def project(self, keys: Floats, values: Floats) -> Projected:
+        raise NotImplementedError
+
+    def attend(self, queries: Floats, projected: Projected, valid_lens: NDArray[np.int64] | None) -> Floats:
+        raise NotImplementedError
+
+
+class SlowEngine(Unprojecting):
     """Answers zeros, `SLOW_S` later."""
 
     cost = NOTHING
@@ -27,7 +39,7 @@ class SlowEngine:
         return EngineResult(np.zeros_like(call.queries), None)
 
 
-class FailingEngine:
+class FailingEngine(Unprojecting):
     """Raises what a runtime would."""
 
     cost = NOTHING
@@ -42,7 +54,7 @@ class _Unsendable(np.ndarray):
         raise RuntimeError("no size in /secret/path")
 
 
-class BrokenAnswerEngine:
+class BrokenAnswerEngine(Unprojecting):
     """Answers what breaks behind the scheduler, where none expects it: a defect of the service, not of the engine."""
 
     cost = NOTHING

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from service.artifact import Layer
 from service.cost import CostModel
 from service.planner import Limits
+from service.sequences import Sequences
 from service.tensors import WireTensors
 
 Array = NDArray[Any]
@@ -109,6 +110,53 @@ def requests(
     return Request(queries, keys, values, draw(valid_lens(batch, num_queries, num_kv, least_length)))
 
 
+@dataclass(frozen=True)
+class PackedRequest:
+    """What a client means by entries of unequal length; entry b is queries[b] (Q, ·), keys[b] and values[b] (K, ·).
+
+    Attributes:
+        valid_lens: one of each entry, within its own keys.
+        self_attention: whether keys and values are the queries, and are not sent.
+    """
+
+    queries: list[Array]
+    keys: list[Array]
+    values: list[Array]
+    valid_lens: list[int]
+    self_attention: bool
+
+    def entry(self, index: int) -> Request:
+        """One entry as a request of its own."""
+        lens = np.array([self.valid_lens[index]])
+        return Request(self.queries[index][None], self.keys[index][None], self.values[index][None], lens)
+
+    def wire(self) -> WireTensors:
+        """As a codec of ragged lists would hand it over."""
+        tensors: dict[str, Any] = {"queries": _ragged(self.queries), "valid_lens": np.array(self.valid_lens)}
+        if not self.self_attention:
+            tensors |= {"keys": _ragged(self.keys), "values": _ragged(self.values)}
+        return WireTensors(tensors)
+
+
+def _ragged(entries: list[Array]) -> Sequences:
+    return Sequences.ragged(np.concatenate(entries), np.array([len(entry) for entry in entries], np.int64))
+
+
+@st.composite
+def packed_requests(draw: st.DrawFn, layer: Layer, *, least_length: int = 0) -> PackedRequest:
+    """Valid requests of up to 4 entries, each of up to 5 queries and 7 keys of its own."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=4))
+    queries = [rng.standard_normal((num_queries, layer.query_size), np.float32) for num_queries, _ in sizes]
+    self_attention = layer.query_size == layer.key_size == layer.value_size and draw(st.booleans())
+    keys = [rng.standard_normal((num_kv, layer.key_size), np.float32) for _, num_kv in sizes]
+    values = [rng.standard_normal((num_kv, layer.value_size), np.float32) for _, num_kv in sizes]
+    if self_attention:
+        keys = values = queries
+    lens = [draw(st.integers(least_length, len(entry))) for entry in keys]
+    return PackedRequest(queries, keys, values, lens, self_attention)
+
+
 @st.composite
 def valid_lens(draw: st.DrawFn, batch: int, num_queries: int, num_kv: int, least: int = 0) -> Array | None:
     """None, (B,) or (B, Q) lengths in least..K, of any integer dtype."""
@@ -167,11 +215,11 @@ def json_text(value: Any) -> bytes:
 
 # Ways to divide a request: nothing bounded, calls or work that cost all, and everything between.
 UNBOUNDED = Limits(workspace_bytes=2**62, call_s=float("inf"))
-DEAR_CALLS = CostModel(call_s=1e9, flop_s=1e-9)
-DEAR_WORK = CostModel(call_s=0.0, flop_s=1e-9)
+DEAR_CALLS = CostModel.linear(call_s=1e9, flop_s=1e-9)
+DEAR_WORK = CostModel.linear(call_s=0.0, flop_s=1e-9)
 
 costs = st.builds(
-    CostModel,
+    CostModel.linear,
     call_s=st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, 1e9]),
     flop_s=st.sampled_from([0.0, 1e-12, 1e-10, 1e-8]),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from service.codec import Chunk
 from service.errors import MalformedBody
-from service.tensors import Array
+from service.sequences import Array
 
 
 def view(name: str, data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

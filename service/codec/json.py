@@ -7,14 +7,18 @@ import numpy as np
 import orjson
 
 from service.codec import Body, Chunk
-from service.codec.json_arrays import array, parse_object, refuse_hidden_lists
+from service.codec.json_arrays import array, count_lists, entries, parse_object, refuse_hidden_lists
 from service.errors import MalformedBody
-from service.tensors import INPUT_NAMES, Array, AttentionOutput, WireTensors, refuse_unknown
+from service.sequences import Array, Sequences
+from service.tensors import INPUT_NAMES, AttentionOutput, WireTensors, refuse_unknown
 
 
 @final
 class JsonCodec:
-    """An object of nested lists; `null` means absent. Answers hold the shortest decimals that give the same float32."""
+    """An object of nested lists; `null` means absent. Answers hold the shortest decimals that give the same float32.
+
+    The entries of queries, keys and values may differ in length; a packed answer is written entry by entry.
+    """
 
     media_type = "application/json"
 
@@ -22,12 +26,14 @@ class JsonCodec:
         """The tensors of a JSON object: float32, and int64 lengths."""
         fields = _fields(parse_object(body, ", ".join(INPUT_NAMES)))
         tensors = {name: _tensor(name, value) for name, value in fields.items()}
-        refuse_hidden_lists(body, 0, [(name, fields[name], tensor.shape) for name, tensor in tensors.items()])
+        refuse_hidden_lists(body, 0, [(name, fields[name], _num_lists(tensor)) for name, tensor in tensors.items()])
         return WireTensors(tensors)
 
     def encode(self, output: AttentionOutput) -> Sequence[Chunk]:
         """`{"output": [...], "weights": [...]}`."""
-        tensors = {name: tensor.astype(np.float32, copy=False) for name, tensor in output.named().items()}
+        tensors: dict[str, Any] = {name: _writable(tensor) for name, tensor in output.named().items()}
+        if output.query_lens is not None:
+            tensors["output"] = [_writable(entry) for entry in output.entries()]
         return (orjson.dumps(tensors, option=orjson.OPT_SERIALIZE_NUMPY),)
 
 
@@ -41,8 +47,21 @@ def _fields(document: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tensor(name: str, value: Any) -> Array:
-    if name == "valid_lens":
+def _tensor(name: str, value: Any) -> Array | Sequences:
+    if name in ("valid_lens", "query_lens"):
         return array(name, value, integers=True)
+    tensor = entries(name, value)
     with np.errstate(over="ignore"):  # what becomes infinite is refused, where it counts, as not finite
-        return array(name, value, integers=False).astype(np.float32)
+        if isinstance(tensor, Sequences):
+            return tensor.of(tensor.data.astype(np.float32))
+        return tensor.astype(np.float32)
+
+
+def _num_lists(tensor: Array | Sequences) -> int:
+    if isinstance(tensor, Sequences):
+        return 1 + len(tensor) + len(tensor.data)
+    return count_lists(tensor.shape)
+
+
+def _writable(tensor: Array) -> Array:
+    return np.ascontiguousarray(tensor, np.float32)

@@ -13,7 +13,7 @@ import simdjson
 
 from service.codec import Body
 from service.errors import InvalidDtype, InvalidShape, InvalidValidLens, MalformedBody
-from service.tensors import Array
+from service.sequences import Array, Sequences
 
 _MAX_AXES: Final = 8
 _FAULTS: Final = (TypeError, ValueError, RuntimeError)  # simdjson raises each, by kind of fault
@@ -62,12 +62,31 @@ def array(name: str, value: Any, *, integers: bool) -> Array:
     return flat.reshape(shape)
 
 
+def entries(name: str, value: Any) -> Array | Sequences:
+    """Nested lists as a float64 array, or as sequences where the lists of the second axis, and only those, differ.
+
+    Raises:
+        InvalidDtype, InvalidShape: as `array`.
+    """
+    lengths = _entry_lengths(value)
+    if len(set(lengths)) <= 1:
+        return array(name, value, integers=False)
+    widths = {len(row) if is_array(row) else None for entry in value for row in entry}
+    width = widths.pop()
+    if width is None or widths:
+        return array(name, value, integers=False)  # which says what is wrong
+    flat = _floats(name, value)
+    if flat.size != sum(lengths) * width:
+        raise InvalidShape(f"{name}: {flat.size} numbers do not fill {sum(lengths)} rows of {width}")
+    return Sequences.ragged(flat.reshape(sum(lengths), width), np.array(lengths, np.int64))
+
+
 def count_lists(shape: tuple[int, ...]) -> int:
     """How many lists a nested array of this shape has."""
     return sum(math.prod(shape[:depth]) for depth in range(len(shape)))
 
 
-def refuse_hidden_lists(body: Body, other_lists: int, arrays: Collection[tuple[str, Any, tuple[int, ...]]]) -> None:
+def refuse_hidden_lists(body: Body, other_lists: int, arrays: Collection[tuple[str, Any, int]]) -> None:
     """Refuses a list in the place of a number, which flattening hides.
 
     Every list opens with '[', so if the body has as many as the shapes tell, none is hidden. If it has more, a string
@@ -76,15 +95,15 @@ def refuse_hidden_lists(body: Body, other_lists: int, arrays: Collection[tuple[s
     Args:
         body: the JSON.
         other_lists: lists in it that are not among the arrays.
-        arrays: name, value and shape of each array that was read.
+        arrays: name and value of each array that was read, and how many lists its shape tells.
 
     Raises:
         InvalidShape: there is one.
     """
-    if body.count(b"[") == other_lists + sum(count_lists(shape) for _, _, shape in arrays):
+    if body.count(b"[") == other_lists + sum(num_lists for _, _, num_lists in arrays):
         return
-    for name, value, shape in arrays:
-        if value.mini.count(b"[") > count_lists(shape):
+    for name, value, num_lists in arrays:
+        if value.mini.count(b"[") > num_lists:
             raise InvalidShape(f"{name}: its lists are not all nested to the same depth")
 
 
@@ -94,6 +113,13 @@ def kind_of(value: Any) -> str:
         return "a list"
     kinds = {bool: "a boolean", str: "a string", float: f"{value}", int: f"{value}"}
     return kinds.get(type(value), "null" if value is None else "an object")
+
+
+def _entry_lengths(value: Any) -> list[int]:
+    """How long each entry is; nothing if they are not lists."""
+    if not is_array(value) or not all(is_array(entry) for entry in value):
+        return []
+    return [len(entry) for entry in value]
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 
 from service.codec import Body, Chunk
 from service.errors import BodyTooLarge, InvalidDtype, MalformedBody
-from service.tensors import Array, AttentionOutput, WireTensors
+from service.sequences import Array
+from service.tensors import AttentionOutput, WireTensors
 
 _MAX_ENTRIES: Final = 16
 _MAX_NPY_HEADER_BYTES: Final = 4096

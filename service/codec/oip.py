@@ -15,9 +15,18 @@ import orjson
 
 from service.codec import Body, Chunk
 from service.codec.binary import memory_of, view
-from service.codec.json_arrays import array, is_array, is_object, kind_of, parse_object, refuse_hidden_lists
+from service.codec.json_arrays import (
+    array,
+    count_lists,
+    is_array,
+    is_object,
+    kind_of,
+    parse_object,
+    refuse_hidden_lists,
+)
 from service.errors import InvalidDtype, InvalidParameter, InvalidShape, MalformedBody
-from service.tensors import Array, AttentionOutput, WireTensors, refuse_unknown
+from service.sequences import Array
+from service.tensors import AttentionOutput, WireTensors, refuse_unknown
 
 DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "FP16": np.dtype("<f2"),
@@ -34,6 +43,8 @@ DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "UINT64": np.dtype("<u8"),
     "BOOL": np.dtype("?"),
 }
+# Packed tensors have no place in a signature of three axes.
+INPUT_NAMES: Final = ("queries", "keys", "values", "valid_lens")
 OUTPUT_NAMES: Final = ("output", "weights")
 
 _NAMES: Final = {dtype: name for name, dtype in DATATYPES.items()}
@@ -92,7 +103,7 @@ def decode_request(body: Body, header_length: int | None) -> InferRequest:
     inputs = _read_inputs(request.get("inputs"), memoryview(body)[length:])
     outputs = request.get("outputs")
     # Beside the data there are the lists of inputs and outputs, and a shape for each input.
-    arrays = [(name, entry.json, entry.nested) for name, entry in inputs.items() if entry.json is not None]
+    arrays = [(name, entry.json, count_lists(entry.nested)) for name, entry in inputs.items() if entry.json is not None]
     refuse_hidden_lists(text, 1 + len(inputs) + is_array(outputs), arrays)
     _count("parameters", parameters, "priority")  # judged now, honoured once the queue knows priorities
     binary_by_default = _flag("parameters", parameters, "binary_data_output", default=False)
@@ -170,7 +181,7 @@ def _read_inputs(inputs: Any, data: memoryview) -> dict[str, _Input]:
         where = f"inputs[{index}]"
         entry = _fields(where, value, _INPUT_FIELDS)
         name = _text(where, entry, "name")
-        refuse_unknown((name,))
+        refuse_unknown((name,), INPUT_NAMES)
         if name in read:
             raise MalformedBody(f"inputs: {name!r} is given twice")
         read[name], data = _read_input(name, _text(where, entry, "datatype"), entry, data)

@@ -1,6 +1,7 @@
 """What computes: the contract between the scheduler and any runtime.
 
 The only package below which onnxruntime may be imported (`service.engine.onnx` and `service.engine.device`).
+Shape letters: B batch, Q queries, K key-value pairs, H heads, D head size.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.cost import CostModel
+
+Floats = NDArray[np.float32]
 
 
 @final
@@ -21,15 +24,17 @@ class EngineCall:
         queries: (B, Q, query_size) float32.
         keys: (B, K, key_size) float32.
         values: (B, K, value_size) float32.
-        valid_lens: (B, Q) int64, in 0..K.
+        valid_lens: (B, Q) int64, in 0..K; None where every key of every row counts.
         need_weights: whether the weights are wanted, too.
+        alone: whether nothing else is being computed or waits, so that all CPUs may be used.
     """
 
-    queries: NDArray[np.float32]
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
-    valid_lens: NDArray[np.int64]
-    need_weights: bool
+    queries: Floats
+    keys: Floats
+    values: Floats
+    valid_lens: NDArray[np.int64] | None
+    need_weights: bool = False
+    alone: bool = False
 
 
 @final
@@ -37,16 +42,34 @@ class EngineCall:
 class EngineResult:
     """output (B, Q, num_hiddens) float32, and weights (B, H, Q, K) float32 if they were wanted."""
 
-    output: NDArray[np.float32]
-    weights: NDArray[np.float32] | None
+    output: Floats
+    weights: Floats | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """Keys and values of one row behind their projections: each (1, H, K, D) float32, C-contiguous."""
+
+    keys: Floats
+    values: Floats
 
 
 class Engine(Protocol):
-    """Computes calls of one layer. `run` is called from several threads at once."""
+    """Computes calls of one layer. Every method is called from several threads at once.
+
+    All may raise anything; the scheduler turns it into an engine failure.
+    """
 
     @property
     def cost(self) -> CostModel:
         """What calls cost on this machine, measured before the first one."""
 
     def run(self, call: EngineCall) -> EngineResult:
-        """The layer's answer. May raise anything; the scheduler turns it into an engine failure."""
+        """The layer's answer."""
+
+    def project(self, keys: Floats, values: Floats) -> Projected:
+        """The projections of keys (1, K, key_size) and values (1, K, value_size)."""
+
+    def attend(self, queries: Floats, projected: Projected, valid_lens: NDArray[np.int64] | None) -> Floats:
+        """The output (1, Q, num_hiddens) of queries (1, Q, query_size); valid_lens as in `EngineCall`."""

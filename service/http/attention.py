@@ -33,7 +33,7 @@ class AttentionEndpoint:
         model = state.served().find(parameters.model, parameters.version)
         codec = request_codec(headers, state.codecs)
         answering = answer_codec(headers, state.codecs, codec)
-        body = await read_body(headers, receive, state.settings.max_body_bytes)
+        body = await read_body(scope, headers, receive, state.settings.max_body_bytes)
         inputs = await inference.decode(
             codec.media_type, len(body), lambda: AttentionInputs.parse(codec.decode(body), model.artifact.layer)
         )

@@ -6,10 +6,11 @@ from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from service.codec import Body, Chunk
 from service.errors import BodyTooLarge, MalformedBody
+from service.http.protocol import READ_WHOLE
 
 _DIGITS_MAX: Final = 18
 # zlib's own codes: 31 is gzip, 15 the zlib container that HTTP calls deflate.
@@ -17,8 +18,8 @@ _WINDOW_BITS: Final[Mapping[str, int]] = {"gzip": 31, "deflate": 15}
 ENCODINGS: Final = tuple(_WINDOW_BITS)
 
 
-async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> Body:
-    """The whole body. One that announces too much is refused before a byte is read.
+async def read_body(scope: Scope, headers: Headers, receive: Receive, max_bytes: int) -> Body:
+    """The whole body, without a copy where its length was announced. What is too long is refused before a byte is read.
 
     Raises:
         BodyTooLarge: it announces, or turns out to have, more than `max_bytes`.
@@ -28,6 +29,10 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> Body:
     announced = byte_count("Content-Length", headers.get("content-length", "0"))
     if announced > max_bytes:
         raise _too_large(f"{announced} bytes are announced", max_bytes)
+    extension = scope.get("extensions", {}).get(READ_WHOLE)
+    if announced and extension is not None and "transfer-encoding" not in headers:
+        whole: Body = await extension["read"](announced)
+        return whole
     message = await _next(receive)
     if not message.get("more_body", False):
         return _checked(message.get("body", b""), max_bytes)

@@ -15,7 +15,7 @@ from service.catalog import ServedModel
 from service.codec import Chunk
 from service.errors import ServiceError
 from service.http.state import ServerState
-from service.scheduler import Done, Job
+from service.run import Done, Job
 from service.tensors import AttentionInputs, AttentionOutput
 
 _T = TypeVar("_T")
@@ -91,8 +91,9 @@ class Inference:
 
     def _count(self, inputs: AttentionInputs, done: Done) -> None:
         metrics = self._state.metrics
-        metrics.calls.inc(done.calls)
-        metrics.keys_of_kind["received"].inc(inputs.keys.shape[0] * inputs.keys.shape[1])
+        metrics.queries_of_kind["valid"].inc(len(inputs.queries.data))
+        metrics.queries_of_kind["computed"].inc(done.computed_queries)
+        metrics.keys_of_kind["received"].inc(len(inputs.keys.data))
         metrics.keys_of_kind["valid"].inc(int(inputs.extents.sum()))
         metrics.keys_of_kind["computed"].inc(done.computed_keys)
 

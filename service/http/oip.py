@@ -36,7 +36,7 @@ class OipInferEndpoint:
         headers, inference = Headers(scope=scope), Inference(self._state)
         inference.check_key(headers)
         model = self._state.served().find(scope["path_params"]["model"], scope["path_params"].get("version"))
-        body = await self._read(headers, receive)
+        body = await self._read(scope, headers, receive)
         header_length = _header_length(headers)
         request, inputs = await inference.decode(
             _kind(header_length), len(body), lambda: _decode(body, header_length, model.artifact.layer)
@@ -49,12 +49,12 @@ class OipInferEndpoint:
         inference.record(model, len(inputs.queries))
         await _send(inference, send, response, answer_encoding(headers))
 
-    async def _read(self, headers: Headers, receive: Receive) -> Body:
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Body:
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding not in ("identity", *ENCODINGS):
             raise UnsupportedMediaType(f"Content-Encoding: got {encoding[:64]!r}, want {' or '.join(ENCODINGS)}")
         max_bytes = self._state.settings.max_body_bytes
-        body = await read_body(headers, receive, max_bytes)
+        body = await read_body(scope, headers, receive, max_bytes)
         return body if encoding == "identity" else await asyncio.to_thread(inflate, body, encoding, max_bytes)
 
 

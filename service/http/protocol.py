@@ -1,17 +1,57 @@
-"""uvicorn's HTTP protocol, with our error body for what is not HTTP at all and so never reaches a route."""
+"""uvicorn's HTTP protocol with two things of our own: bodies read in place, and our error body for what is no HTTP.
 
-from typing import final
+uvicorn hands a body over in pieces of 64 KiB, each copied four times on its way. Tensors are large, so a body of known
+length is read by the kernel into the one buffer that it is then decoded in.
+"""
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import asyncio
+from functools import partial
+from typing import Final, final
+
+import httptools
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import MalformedBody
 from service.http.boundary import new_request_id
 from service.http.errors import error_response
 
+READ_WHOLE: Final = "mha.read_whole"
+"""The extension of a request's scope whose `read` is `Protocol.read_whole` of that request."""
+
+_FIRST_BYTES: Final = 1024 * 1024
+
 
 @final
 class Protocol(HttpToolsProtocol):
-    """Answers an unparsable request with 400 `malformed_body`, and closes the connection."""
+    """Offers `READ_WHOLE` to the application, and answers what is no HTTP with 400 `malformed_body`."""
+
+    def on_headers_complete(self) -> None:
+        """The parser has a request's head."""
+        super().on_headers_complete()
+        # The application starts in the event loop's next round, so it finds this.
+        self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
+        self.cycle.scope["extensions"] = {READ_WHOLE: {"read": partial(self.read_whole, self.cycle)}}
+
+    async def read_whole(self, cycle: RequestResponseCycle, num_bytes: int) -> bytearray:
+        """The body of a request that has announced so many bytes.
+
+        Raises:
+            ClientDisconnect: the client left before the end.
+        """
+        if cycle.waiting_for_100_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        if cycle.disconnected:
+            raise ClientDisconnect
+        body, cycle.body = cycle.body, bytearray()
+        if cycle.more_body:
+            filler = _Filler(self, num_bytes, body, self.loop.create_future())
+            self._switch_to(filler)
+            body = await filler.full
+            cycle.more_body = False
+        cycle.message_event.clear()
+        return body
 
     def send_400_response(self, msg: str) -> None:
         """Sends the answer; `msg` is uvicorn's own, which says no more than that the request is invalid."""
@@ -21,3 +61,82 @@ class Protocol(HttpToolsProtocol):
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + bytes(response.body))
         self.transport.close()
+
+    def take_back(self) -> None:
+        """The body is there: what comes now is another request."""
+        # The parser still waits for a body that it was not shown.
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._switch_to(self)
+
+    def _switch_to(self, protocol: asyncio.BaseProtocol) -> None:
+        # A transport that is reading keeps its way of reading, so it has to stop and start.
+        self.flow.pause_reading()
+        self.transport.set_protocol(protocol)
+        self.flow.resume_reading()
+
+
+@final
+class _HeadWithBody:
+    """A transport that writes the head of an answer together with what follows it.
+
+    Two writes would be two packets, each of which wakes the client up: that costs more than decoding a small request.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """Writes it, or keeps it until the next if it is a head that a body will follow."""
+        if self._head is not None:
+            self._transport.writelines((self._head, data))
+            self._head = None
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100":
+            self._head = data
+        else:
+            self._transport.write(data)
+
+
+@final
+class _Filler(asyncio.BufferedProtocol):
+    """Stands in for a protocol until a body is full. The transport never reads further than its end."""
+
+    def __init__(self, owner: Protocol, num_bytes: int, arrived: bytearray, full: "asyncio.Future[bytearray]") -> None:
+        self.full = full
+        self._owner = owner
+        self._num_bytes = num_bytes
+        self._filled = len(arrived)
+        self._body = arrived
+        self._grow()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        if self._filled == len(self._body):
+            self._grow()
+        return memoryview(self._body)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled == self._num_bytes:
+            self._owner.take_back()
+            if not self.full.done():
+                self.full.set_result(self._body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.connection_lost(exc)
+        if not self.full.done():
+            self.full.set_exception(ClientDisconnect())
+
+    def _grow(self) -> None:
+        # Memory follows what has arrived, not what was announced; up to a size that is not worth an attack.
+        grown = bytearray(min(self._num_bytes, max(_FIRST_BYTES, 2 * self._filled)))
+        grown[: self._filled] = self._body
+        self._body = grown
+
+    def pause_writing(self) -> None:
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._owner.resume_writing()

@@ -42,7 +42,7 @@ def repository_routes(state: ServerState) -> APIRouter:
     async def admitted(request: Request) -> dict[str, Any]:
         if state.api_keys is not None:
             state.api_keys.check(request.headers)
-        return _payload(await read_body(request.headers, request.receive, _MAX_BODY_BYTES))
+        return _payload(await read_body(request.scope, request.headers, request.receive, _MAX_BODY_BYTES))
 
     @router.post("/index", openapi_extra=_BODY)
     async def oip_index(request: Request) -> list[dict[str, Any]]:

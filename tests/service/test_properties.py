@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from model.attention import MultiHeadAttention
 from service.artifact import Artifact
-from service.assembly import Assembly, gather
+from service.assembly import Assembly, Projections, Share, gather, gather_keys, gather_tile
 from service.cost import CostModel
 from service.engine.onnx import OnnxEngine
 from service.errors import NonFinite, Overflow
-from service.planner import Limits, plan
+from service.planner import Limits, Load, join, plan
 from service.repository import Repository
 from service.tensors import AttentionInputs, AttentionOutput, WireTensors
 from tests.conftest import weights_of
@@ -34,11 +34,13 @@ from tests.strategies import (
     FLOAT_DTYPES,
     UNBOUNDED,
     Array,
+    PackedRequest,
     Request,
     costs,
     examples,
     float_dtypes,
     limits,
+    packed_requests,
     requests,
 )
 
@@ -62,7 +64,7 @@ class Served:
 
     def answer(
         self,
-        request: Request | WireTensors,
+        request: Request | PackedRequest | WireTensors,
         *,
         need_weights: bool = True,
         cost: CostModel = DEAR_CALLS,
@@ -72,10 +74,19 @@ class Served:
         layer = self.artifact.layer
         wire = request if isinstance(request, WireTensors) else request.wire()
         inputs = AttentionInputs.parse(wire, layer)
-        parts = plan(inputs, layer, cost, limits)
-        assembly = Assembly(inputs, layer, len(parts), need_weights)
-        for part in parts:
-            assembly.place(part, self.engine.run(gather(inputs, part, need_weights)))
+        calls = plan(inputs, layer, cost, limits, need_weights=need_weights)
+        projections = Projections(layer, inputs, calls.projections)
+        for piece in calls.projections:
+            projections.place(piece, self.engine.project(*gather_keys(inputs, piece)))
+        assembly = Assembly(inputs, layer, len(calls.parts), need_weights)
+        for part in calls.parts:
+            share = Share(inputs, part)
+            if part.projected:
+                queries, lens = gather_tile(share)
+                assembly.place(part, self.engine.attend(queries, projections.of(part), lens), None)
+            else:
+                result = self.engine.run(gather([share], Load.of(part), need_weights=need_weights))
+                assembly.place(part, result.output, result.weights)
         return assembly.answer()
 
     def requests(self, **how: Any) -> st.SearchStrategy[Request]:
@@ -94,7 +105,7 @@ def served(
     """Each of the three models."""
     layer = {"attention": seeds_layer, "odd": odd_layer, "additive": additive_layer}[request.param]
     artifact = Repository(repository).read(request.param, 1)
-    return Served(artifact, OnnxEngine(artifact, "cpu", 1), weights_of(layer))
+    return Served(artifact, OnnxEngine(artifact, "cpu", 1, 1), weights_of(layer))
 
 
 def assert_close(got: Array, want: Array, relative: float) -> None:
@@ -151,6 +162,69 @@ class TestParts:
         assert_close(answer.output, output, RELATIVE)
         assert answer.weights is not None
         assert_close(answer.weights, weights, RELATIVE)
+
+    @given(data=st.data(), cost=costs, limits=limits)
+    @drawn
+    def test_any_tiling_gives_the_same_output(
+        self, served: Served, data: st.DataObject, cost: CostModel, limits: Limits
+    ) -> None:
+        """Without weights keys may be projected apart and attended to tile by tile: the output is the equations'."""
+        request = data.draw(served.requests())
+        answer = served.answer(request, need_weights=False, cost=cost, limits=limits)
+        output, _ = multi_head_attention(
+            served.weights, served.artifact.layer.num_heads, request.queries, request.keys, request.values,
+            request.valid_lens,
+        )  # fmt: skip
+        assert_close(answer.output, output, RELATIVE)
+
+
+class TestPacked:
+    @given(data=st.data(), cost=costs, limits=limits, need_weights=st.booleans())
+    @drawn
+    def test_entry_is_what_it_is_alone(
+        self, served: Served, data: st.DataObject, cost: CostModel, limits: Limits, need_weights: bool
+    ) -> None:
+        """Entries of unequal length, however they are put together, are each what the equations say of it alone."""
+        request = data.draw(packed_requests(served.artifact.layer))
+        answer = served.answer(request, need_weights=need_weights, cost=cost, limits=limits)
+        assert len(answer.output) == sum(map(len, request.queries))
+        for index, got in enumerate(answer.entries()):
+            entry = request.entry(index)
+            output, weights = multi_head_attention(
+                served.weights, served.artifact.layer.num_heads, entry.queries, entry.keys, entry.values,
+                entry.valid_lens,
+            )  # fmt: skip
+            assert_close(got[None], output, RELATIVE)
+            if answer.weights is not None:
+                own = answer.weights[index, :, : entry.queries.shape[1], : entry.num_kv]
+                assert_close(own[None], weights, RELATIVE)
+                assert answer.weights[index].sum() == pytest.approx(weights.sum(), rel=1e-5)
+
+
+class TestJoined:
+    @given(data=st.data())
+    @drawn
+    def test_requests_in_one_call_are_what_they_are_alone(self, served: Served, data: st.DataObject) -> None:
+        """Requests of any shapes that share a call get the equations' answers, rows that average their keys as well."""
+        layer = served.artifact.layer
+        requests = data.draw(st.lists(served.requests(), min_size=2, max_size=4))
+        judged = [AttentionInputs.parse(request.wire(), layer) for request in requests]
+        shares = [Share(inputs, plan(inputs, layer, DEAR_CALLS, UNBOUNDED).parts[0]) for inputs in judged]
+        load, chosen = join(
+            Load.of(shares[0].part), [Load.of(share.part) for share in shares[1:]], layer, DEAR_CALLS, UNBOUNDED
+        )
+        taken = [0, *(index + 1 for index in chosen)]
+        result = served.engine.run(gather([shares[index] for index in taken], load))
+        first = 0
+        for index in taken:
+            request, rows = requests[index], slice(first, first + requests[index].batch)
+            assembly = Assembly(judged[index], layer, 1, need_weights=False)
+            assembly.place(shares[index].part, result.output[rows], None)
+            output, _ = multi_head_attention(
+                served.weights, layer.num_heads, request.queries, request.keys, request.values, request.valid_lens
+            )
+            assert_close(assembly.answer().output, output, RELATIVE)
+            first = rows.stop
 
 
 class TestPadding:

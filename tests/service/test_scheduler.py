@@ -8,16 +8,23 @@ from typing import Any, final
 import numpy as np
 import pytest
 
-from service.cost import CostModel
-from service.engine import Engine, EngineCall, EngineResult
-from service.errors import DeadlineExceeded, EngineFailure, Overflow, Overloaded
-from service.scheduler import Done, Job, Scheduler
+from service.cost import CostModel, row_flops
+from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
+from service.errors import DeadlineExceeded, Draining, EngineFailure, Overflow, Overloaded
+from service.run import Done, Job
+from service.scheduler import Scheduler
 from service.tensors import AttentionInputs, WireTensors
-from tests.fakes import NOTHING
-from tests.strategies import LAYER
+from tests.fakes import Unprojecting
+from tests.strategies import LAYER, Array
 
 HOUR_S = 3600.0
-WORK = CostModel(call_s=0.0, flop_s=1e-12)  # so that rows of different lengths are calls of their own
+# Rows of different lengths are calls of their own, and none is so small that the event loop computes it.
+WORK = CostModel.linear(call_s=0.0, flop_s=1.5e-3 / row_flops(LAYER, 2, 3))
+# A job of `job()` takes 1.7 ms: too long for the event loop, and too long for its call to be worth sharing.
+APART = CostModel.linear(call_s=2e-4, flop_s=1.5e-3 / row_flops(LAYER, 2, 3))
+# It takes 2 ms whatever is in it, so all that wait share a call; or it is so small that the event loop computes it.
+SHARED = CostModel.linear(call_s=2e-3, flop_s=0.0)
+SMALL = CostModel.linear(call_s=1e-4, flop_s=0.9e-3 / row_flops(LAYER, 2, 3))
 LIMIT_S = 30  # until a test that hangs is given up
 
 
@@ -39,10 +46,27 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 @final
-class GatedEngine:
+class Seen:
+    """Remembers what a scheduler does."""
+
+    def __init__(self, queued: list[int] | None = None) -> None:
+        self.queued = [] if queued is None else queued
+        self.calls: list[tuple[str, int]] = []
+
+    def queue_changed(self, waiting: int) -> None:
+        """The length of the queue."""
+        self.queued.append(waiting)
+
+    def called(self, release: str, rows: int) -> None:
+        """A call."""
+        self.calls.append((release, rows))
+
+
+@final
+class GatedEngine(Unprojecting):
     """Computes the queries' first number in every place, once the gate is open; counts its calls."""
 
-    def __init__(self, cost: CostModel = NOTHING) -> None:
+    def __init__(self, cost: CostModel = APART) -> None:
         self.cost = cost
         self.started = threading.Semaphore(0)
         self.gate = threading.Event()
@@ -57,10 +81,10 @@ class GatedEngine:
 
 
 @final
-class EngineOf:
+class EngineOf(Unprojecting):
     """Runs what it is given."""
 
-    def __init__(self, run: Callable[[EngineCall], EngineResult], cost: CostModel = NOTHING) -> None:
+    def __init__(self, run: Callable[[EngineCall], EngineResult], cost: CostModel = APART) -> None:
         self.run = run
         self.cost = cost
 
@@ -91,7 +115,7 @@ def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 def scheduler(clock: Clock, workers: int = 1, max_queue: int = 1, queued: list[int] | None = None) -> Scheduler:
     """A scheduler on that clock, which tells the length of its queue to a list."""
-    return Scheduler(workers, max_queue, 2**62, (queued if queued is not None else []).append, clock.time)
+    return Scheduler(workers, max_queue, 2**62, Seen(queued), clock.time)
 
 
 def submitted(scheduler: Scheduler, job: Job) -> "asyncio.Task[Done]":
@@ -257,7 +281,7 @@ class TestDeadline:
 
         async def test(_: Clock) -> None:
             now = [0.0]  # the scheduler's own time, of which the event loop knows nothing
-            pool, engine = Scheduler(1, 1, 2**62, lambda _: None, lambda: now[0]), GatedEngine()
+            pool, engine = Scheduler(1, 1, 2**62, Seen(), lambda: now[0]), GatedEngine()
             first = submitted(pool, job(engine, deadline=2 * HOUR_S))
             await started(engine)
             late = submitted(pool, job(engine, deadline=HOUR_S, mark=5))
@@ -486,7 +510,7 @@ class TestLargeRequest:
 
 class TestClose:
     def test_ends_the_workers_after_what_they_compute(self) -> None:
-        """close() lets running calls finish, drops what is queued and leaves no thread."""
+        """close() lets running calls finish, refuses what is queued and leaves no thread."""
 
         async def test(clock: Clock) -> None:
             before = set(threading.enumerate())
@@ -498,7 +522,7 @@ class TestClose:
             workers = {thread for thread in threading.enumerate() if thread.name.startswith("engine")} - before
             assert len(workers) == 1
             closing = asyncio.create_task(asyncio.to_thread(pool.close))
-            with pytest.raises(asyncio.CancelledError):
+            with pytest.raises(Draining):
                 await queued
             engine.gate.set()
             await closing
@@ -517,3 +541,212 @@ class TestClose:
             pool.close()
 
         run(test)
+
+
+class TestSmall:
+    def test_is_computed_on_the_event_loop(self) -> None:
+        """A call that is shorter than its hand-over to a thread would be runs where it arrived."""
+
+        async def test(clock: Clock) -> None:
+            threads: list[threading.Thread] = []
+
+            def note(call: EngineCall) -> EngineResult:
+                threads.append(threading.current_thread())
+                return answer_of(call)
+
+            pool = scheduler(clock)
+            assert mark_of(await pool.submit(job(EngineOf(note, SMALL), clock.time() + HOUR_S, 7))) == 7
+            assert threads == [threading.current_thread()]
+            pool.close()
+
+        run(test)
+
+    def test_does_not_wait_for_busy_workers(self) -> None:
+        """It is answered while every worker computes something long."""
+
+        async def test(clock: Clock) -> None:
+            pool, gated = scheduler(clock), GatedEngine()
+            long = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            assert mark_of(await pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, 7))) == 7
+            assert not long.done()
+            gated.gate.set()
+            await long
+            pool.close()
+
+        run(test)
+
+    def test_many_are_computed_by_workers_too(self) -> None:
+        """Where several wait, a worker is woken for them, and input and output go on between two of them."""
+
+        async def test(clock: Clock) -> None:
+            threads: set[str] = set()
+            both = threading.Barrier(2)
+
+            def meet(call: EngineCall) -> EngineResult:
+                alone = not threads
+                threads.add(threading.current_thread().name)
+                if alone or both.n_waiting:  # the first waits until another thread computes as well
+                    both.wait(LIMIT_S)
+                return answer_of(call)
+
+            pool, engine = scheduler(clock, max_queue=97), EngineOf(meet, SMALL)
+            answers = await asyncio.gather(*(pool.submit(job(engine, clock.time() + HOUR_S, n)) for n in range(13)))
+            assert [mark_of(done) for done in answers] == list(range(13))
+            assert len(threads) == 2
+            pool.close()
+
+        run(test)
+
+
+class TestShared:
+    def test_requests_that_wait_share_a_call(self) -> None:
+        """What waits while a worker is busy is one call where that is faster; each gets its own answer and padding."""
+
+        async def test(clock: Clock) -> None:
+            seen = Seen()
+            pool, engine = Scheduler(1, 97, 2**62, seen, clock.time), GatedEngine(SHARED)
+            first = submitted(pool, job(engine, clock.time() + HOUR_S, 0))
+            await started(engine)
+            others = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(1, 8)]
+            longer = submitted(pool, large_job(engine, clock.time() + HOUR_S, num_rows=3, mark=20))
+            await settled()
+            engine.gate.set()
+            answers = await asyncio.gather(first, *others)
+            assert [mark_of(done) for done in answers] == list(range(8))
+            done = await longer
+            assert done.output.output[:, 0, 0].tolist() == [20, 21, 22]
+            assert seen.calls == [("idle", 1), ("joined", 10)]
+            assert answers[1].computed_keys == 3  # all have 3 keys, and no row of the longer request reads more
+            assert done.computed_keys == 3 * 3
+            pool.close()
+
+        run(test)
+
+    def test_models_never_share_one(self) -> None:
+        """Jobs of two engines are never in one call, however cheap that would be."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, max_queue=97)
+            gated, one, two = GatedEngine(SHARED), GatedEngine(SHARED), GatedEngine(SHARED)
+            one.gate.set()
+            two.gate.set()
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            tasks = [submitted(pool, job((one, two)[n % 2], clock.time() + HOUR_S, n)) for n in range(8)]
+            await settled()
+            gated.gate.set()
+            assert [mark_of(done) for done in await asyncio.gather(*tasks)] == list(range(8))
+            await first
+            assert {float(mark) % 2 for call in one.calls for mark in call.queries[:, 0, 0]} == {0}
+            assert {float(mark) % 2 for call in two.calls for mark in call.queries[:, 0, 0]} == {1}
+            assert len(one.calls) < 4
+            pool.close()
+
+        run(test)
+
+    def test_one_that_fails_does_so_alone(self) -> None:
+        """A call that fails is tried again for each that shared it: only the one that cannot be computed fails."""
+
+        async def test(clock: Clock) -> None:
+            def fail_on_five(call: EngineCall) -> EngineResult:
+                if (call.queries == 5).any():
+                    raise RuntimeError("out of memory")
+                return answer_of(call)
+
+            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            engine = EngineOf(fail_on_five, SHARED)
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(8)]
+            await settled()
+            gated.gate.set()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [Done] * 5 + [EngineFailure] + [Done] * 2
+            assert [mark_of(done) for done in outcomes if isinstance(done, Done)] == [0, 1, 2, 3, 4, 6, 7]
+            await first
+            pool.close()
+
+        run(test)
+
+    def test_one_that_overflows_does_so_alone(self) -> None:
+        """A result that is not finite refuses its own request, not those in the same call."""
+
+        async def test(clock: Clock) -> None:
+            def overflow_on_five(call: EngineCall) -> EngineResult:
+                result = answer_of(call)
+                result.output[call.queries[:, 0, 0] == 5] = np.inf
+                return result
+
+            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            engine = EngineOf(overflow_on_five, SHARED)
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(8)]
+            await settled()
+            gated.gate.set()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [Done] * 5 + [Overflow] + [Done] * 2
+            await first
+            pool.close()
+
+        run(test)
+
+
+class TestTiled:
+    def test_projects_once_and_attends_tile_by_tile(self) -> None:
+        """A row that is too long for a call: its keys are projected first, then every tile finds them there."""
+
+        async def test(clock: Clock) -> None:
+            seen = Seen()
+            pool = Scheduler(2, 97, 2**62, seen, clock.time)
+            engine = ProjectingEngine(CostModel.linear(0.0, 0.19 / row_flops(LAYER, 89, 97)))
+            done = await pool.submit(tiled_job(engine, clock.time() + HOUR_S))
+            assert engine.attended_early == 0
+            assert done.output.output[0, :, 0].tolist() == list(range(89))
+            assert done.calls == len(seen.calls) == engine.num_projected + engine.num_attended
+            assert engine.num_projected > 1
+            assert engine.num_attended > 1
+            assert done.computed_keys == 97
+            assert done.computed_queries == 89
+            assert set(seen.calls) == {("slice", 1)}
+            pool.close()
+
+        run(test)
+
+
+@final
+class ProjectingEngine:
+    """Projects keys to their position, and attends to the queries' own mark once every key is there."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.num_projected = 0
+        self.num_attended = 0
+        self.attended_early = 0
+
+    def run(self, call: EngineCall) -> EngineResult:
+        """Not for rows as long as these."""
+        raise NotImplementedError
+
+    def project(self, keys: Floats, values: Floats) -> Projected:
+        """Ones, where the room had anything."""
+        self.num_projected += 1
+        shape = (1, LAYER.num_heads, keys.shape[1], LAYER.head_size)
+        return Projected(np.full(shape, 7, np.float32), np.full(shape, 7, np.float32))
+
+    def attend(self, queries: Floats, projected: Projected, valid_lens: Array | None) -> Floats:
+        """The queries' first number in every place."""
+        self.num_attended += 1
+        self.attended_early += int((projected.keys != 7).any() or (projected.values != 7).any())
+        return np.repeat(queries[:, :, :1], LAYER.num_hiddens, axis=-1)
+
+
+def tiled_job(engine: Engine, deadline: float) -> Job:
+    """A job of one row of 89 queries, each marked by its position, and 97 keys."""
+    tensors = {
+        "queries": np.repeat(np.arange(89, dtype=np.float32)[None, :, None], LAYER.query_size, axis=-1),
+        "keys": np.ones((1, 97, LAYER.key_size), np.float32),
+        "values": np.ones((1, 97, LAYER.value_size), np.float32),
+    }
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)

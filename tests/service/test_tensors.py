@@ -19,6 +19,7 @@ from service.errors import (
     Overflow,
     ServiceError,
 )
+from service.sequences import Sequences
 from service.tensors import AttentionInputs, AttentionOutput, WireTensors
 from tests.strategies import FLOAT_DTYPES, INTEGER_DTYPES, LAYER, Array, Request, examples, float_dtypes, requests
 
@@ -55,16 +56,17 @@ class TestParse:
     @given(request=requests(LAYER, dtypes=float_dtypes))
     @drawn
     def test_keeps_what_was_sent(self, request: Request) -> None:
-        """Tensors are the sent ones in float32, contiguous; lengths are (B, Q) int64; the dtype is the queries'."""
+        """Tensors are the sent ones in float32, contiguous; lengths are one a query; the dtype is the queries'."""
         inputs = AttentionInputs.parse(request.wire(), LAYER)
         for name in ("queries", "keys", "values"):
             parsed, sent = getattr(inputs, name), getattr(request, name)
-            assert parsed.dtype == np.float32
-            assert parsed.flags.c_contiguous
-            np.testing.assert_array_equal(parsed, sent.astype(np.float32))
+            assert parsed.data.dtype == np.float32
+            assert parsed.data.flags.c_contiguous
+            np.testing.assert_array_equal(parsed.padded(), sent.astype(np.float32))
         assert inputs.dtype == request.queries.dtype
+        assert not inputs.packed
         assert inputs.valid_lens.dtype == np.int64
-        np.testing.assert_array_equal(inputs.valid_lens, request.lengths)
+        np.testing.assert_array_equal(inputs.valid_lens, request.lengths.reshape(-1))
 
     @given(request=requests(LAYER))
     @drawn
@@ -74,19 +76,20 @@ class TestParse:
         want = [request.num_kv if 0 in lengths else max(lengths) for lengths in request.lengths.tolist()]
         assert inputs.extents.dtype == np.int64
         assert inputs.extents.tolist() == want
+        assert inputs.shortest.tolist() == request.lengths.min(1).tolist()
 
     def test_copies_no_float32(self) -> None:
         """Float32 arrays in C order are taken as they are."""
         sent = tensors()
         inputs = parse(**sent)
-        assert all(np.shares_memory(getattr(inputs, name), sent[name]) for name in ("queries", "keys", "values"))
+        assert all(np.shares_memory(getattr(inputs, name).data, sent[name]) for name in ("queries", "keys", "values"))
 
     def test_absent_keys_are_the_queries(self) -> None:
         """Without keys and values all three are one array, so nothing is converted or checked twice."""
         inputs = parse(SELF_LAYER, keys=None, values=None, valid_lens=None)
         assert inputs.keys is inputs.queries
         assert inputs.values is inputs.keys
-        np.testing.assert_array_equal(inputs.valid_lens, np.full((B, Q), Q))
+        np.testing.assert_array_equal(inputs.valid_lens, np.full(B * Q, Q))
 
     def test_absent_values_are_the_keys(self) -> None:
         """Without values the keys serve as them."""
@@ -106,7 +109,7 @@ class TestParse:
     def test_lengths_of_any_integer_dtype(self, dtype: Any) -> None:
         """valid_lens may have any integer dtype."""
         inputs = parse(valid_lens=np.array([0, 5], dtype))
-        np.testing.assert_array_equal(inputs.valid_lens, [[0, 0, 0], [5, 5, 5]])
+        np.testing.assert_array_equal(inputs.valid_lens, [0, 0, 0, 5, 5, 5])
 
     @pytest.mark.parametrize("dtype", FLOAT_DTYPES.values(), ids=FLOAT_DTYPES.keys())
     def test_foreign_byte_order_is_read(self, dtype: Any) -> None:
@@ -114,11 +117,12 @@ class TestParse:
         queries = np.full((B, Q, LAYER.query_size), 1.5).astype(np.dtype(dtype).newbyteorder(">"))
         inputs = parse(queries=queries)
         assert inputs.dtype == np.dtype(dtype)
-        assert (inputs.queries == 1.5).all()
+        assert (inputs.queries.data == 1.5).all()
 
     def test_huge_sums_of_finite_values_are_finite(self) -> None:
         """Values whose sum overflows are finite all the same."""
-        assert (parse(values=np.full((B, K, LAYER.value_size), 3e38, np.float32)).values == np.float32(3e38)).all()
+        values = parse(values=np.full((B, K, LAYER.value_size), 3e38, np.float32)).values
+        assert (values.data == np.float32(3e38)).all()
 
     @pytest.mark.parametrize("name", ["keys", "values"])
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300], ids=["nan", "inf", "minus_inf", "too_large"])
@@ -129,7 +133,12 @@ class TestParse:
 
 
 REFUSALS = [
-    pytest.param({"query": np.ones(3)}, MalformedBody, "unknown tensor 'query'.*did you mean queries?", id="unknown"),
+    pytest.param(
+        {"query": np.ones(3)},
+        MalformedBody,
+        "unknown tensor 'query'.*did you mean queries or query_lens.$",
+        id="unknown",
+    ),
     pytest.param({"x" * 99: np.ones(3)}, MalformedBody, f"unknown tensor '{'x' * 64}': want", id="unknown_and_long"),
     pytest.param({"queries": None}, MalformedBody, "queries: missing; got keys, values, valid_lens", id="no_queries"),
     pytest.param(
@@ -268,7 +277,7 @@ class TestRefusals:
 
     @given(
         data=st.dictionaries(
-            st.sampled_from(["queries", "keys", "values", "valid_lens"]),
+            st.sampled_from(["queries", "keys", "values", "valid_lens", "query_lens"]),
             st.tuples(
                 st.lists(st.sampled_from([0, 1, 2, 3, 11, 13, 17]), max_size=4),
                 st.sampled_from([np.float16, np.float32, np.float64, np.int8, np.uint64, bool, np.complex64, "S3"]),
@@ -286,7 +295,166 @@ class TestRefusals:
         batch, num_kv = len(inputs.queries), inputs.keys.shape[1]
         assert inputs.keys.shape == (batch, num_kv, LAYER.key_size)
         assert inputs.values.shape == (batch, num_kv, LAYER.value_size)
-        assert inputs.valid_lens.shape == inputs.queries.shape[:2]
+        assert inputs.valid_lens.shape == (inputs.queries.lengths.sum(),)
+
+
+PACKED = {
+    "queries": np.ones((5, 11), np.float32),
+    "query_lens": np.array([3, 2]),
+    "keys": np.ones((11, 13), np.float32),
+    "values": np.ones((11, 17), np.float32),
+    "valid_lens": np.array([4, 7]),
+}
+
+
+class TestPacked:
+    def test_entries_are_one_after_the_other(self) -> None:
+        """Queries are cut by query_lens, keys and values by valid_lens, without a copy; the answer is packed."""
+        inputs = parse(**PACKED)
+        assert inputs.packed
+        assert [len(inputs.queries.entry(entry)) for entry in range(B)] == [3, 2]
+        assert [len(inputs.keys.entry(entry)) for entry in range(B)] == [4, 7]
+        assert inputs.valid_lens.tolist() == [4, 4, 4, 7, 7]
+        assert inputs.extents.tolist() == [4, 7]
+        for name in ("queries", "keys", "values"):
+            assert np.shares_memory(getattr(inputs, name).data, PACKED[name])
+
+    def test_padded_queries_take_packed_keys(self) -> None:
+        """Each side may be packed for itself; the answer is as the queries are."""
+        inputs = parse(**PACKED | {"queries": np.ones((B, Q, 11), np.float32), "query_lens": None})
+        assert not inputs.packed
+        assert inputs.valid_lens.tolist() == [4, 4, 4, 7, 7, 7]
+
+    def test_packed_queries_take_padded_keys(self) -> None:
+        """Padded keys keep their lengths of 0 to K."""
+        padded = {"keys": np.ones((B, K, 13), np.float32), "values": np.ones((B, K, 17), np.float32)}
+        inputs = parse(**PACKED | padded | {"valid_lens": np.array([0, 4])})
+        assert inputs.packed
+        assert inputs.valid_lens.tolist() == [0, 0, 0, 4, 4]
+        assert inputs.extents.tolist() == [5, 4]
+
+    @pytest.mark.parametrize(
+        ("valid_lens", "lens"),
+        [
+            pytest.param(None, [3, 3, 3, 2, 2], id="absent"),
+            pytest.param(np.array([1, 0]), [1, 1, 1, 0, 0], id="shorter"),
+        ],
+    )
+    def test_self_attention(self, valid_lens: Array | None, lens: list[int]) -> None:
+        """Without keys each entry attends to its own queries; lengths may be shorter, and 0."""
+        packed = {"queries": PACKED["queries"], "query_lens": PACKED["query_lens"]}
+        inputs = parse(SELF_LAYER, **packed, keys=None, values=None, valid_lens=valid_lens)
+        assert inputs.values is inputs.keys is inputs.queries
+        assert inputs.valid_lens.tolist() == lens
+
+    def test_entries_of_unequal_lists_are_sequences(self) -> None:
+        """What a codec hands over as lists of different length is taken as it is; valid_lens may be shorter."""
+        keys = Sequences.ragged(PACKED["keys"], np.array([4, 7]))
+        values = Sequences.ragged(PACKED["values"], np.array([4, 7]))
+        inputs = parse(keys=keys, values=values, valid_lens=np.array([0, 5]))
+        assert inputs.valid_lens.tolist() == [0, 0, 0, 5, 5, 5]
+        assert inputs.extents.tolist() == [4, 5]
+        assert parse(keys=keys, values=values, valid_lens=None).extents.tolist() == [4, 7]
+
+    def test_nan_is_found_in_its_entry(self) -> None:
+        """A value that is not finite is named by entry and position."""
+        with pytest.raises(NonFinite, match=r"^keys\[1\]\[2\]\[7\]: nan is not finite in float32"):
+            parse(**PACKED | {"keys": spoiled((11, 13), (6, 7), np.nan)})
+
+    @pytest.mark.parametrize(
+        ("changed", "error", "message"),
+        [
+            pytest.param(
+                {"query_lens": None},
+                InvalidShape,
+                r"queries: shape \(5, 11\) has 2 axes, want 3.* \(or 2 where they are packed, with query_lens",
+                id="no_query_lens",
+            ),
+            pytest.param(
+                {"query_lens": np.array([3, 3])},
+                InvalidShape,
+                "query_lens: sum to 6, but queries have 5 rows",
+                id="query_lens_beyond",
+            ),
+            pytest.param(
+                {"query_lens": np.array([5, 0])}, InvalidShape, r"query_lens\[1\]: got 0, want 1 to 5", id="no_query"
+            ),
+            pytest.param(
+                {"query_lens": np.array([2.0, 3.0])}, InvalidDtype, "query_lens: dtype is float64", id="float_lens"
+            ),
+            pytest.param(
+                {"query_lens": np.array([-(2**63), 5 - 2**63])}, InvalidShape, r"query_lens\[0\]: got -9", id="wrapping"
+            ),
+            pytest.param(
+                {"queries": np.ones((B, Q, 11), np.float32)},
+                InvalidShape,
+                "query_lens: only packed queries",
+                id="query_lens_of_padded",
+            ),
+            pytest.param(
+                {"valid_lens": None},
+                InvalidShape,
+                r"keys: shape \(11, 13\) has 2 axes, want 3.* \(or 2 where they are packed, with valid_lens",
+                id="no_valid_lens",
+            ),
+            pytest.param(
+                {"valid_lens": np.array([4, 6])},
+                InvalidValidLens,
+                "valid_lens: sum to 10, but keys have 11 rows; want one length an entry",
+                id="valid_lens_short",
+            ),
+            pytest.param(
+                {"valid_lens": np.array([11, 0])},
+                InvalidValidLens,
+                r"valid_lens\[1\]: got 0, want 1 to 11: keys are packed, so every entry has at least one row",
+                id="entry_without_keys",
+            ),
+            pytest.param(
+                {"valid_lens": np.array([4, 3, 4])}, InvalidShape, "keys: batch is 3, queries have 2", id="batch"
+            ),
+            pytest.param(
+                {"valid_lens": np.array([[4, 4], [7, 7]])},
+                InvalidShape,
+                r"keys: shape \(11, 13\) has 2 axes",
+                id="lens_a_query",
+            ),
+            pytest.param(
+                {"values": np.ones((10, 17), np.float32)},
+                InvalidValidLens,
+                "valid_lens: sum to 11, but values have 10 rows",
+                id="values_missing",
+            ),
+            pytest.param(
+                {"values": np.ones((B, 4, 17), np.float32)},
+                InvalidShape,
+                "values: 4 of entry 1, but 7 keys; want one value a key",
+                id="padded_values",
+            ),
+            pytest.param(
+                {"valid_lens": Sequences.ragged(np.ones((3, 1)), np.array([1, 2]))},
+                InvalidShape,
+                "valid_lens: its lists differ in length",
+                id="ragged_lens",
+            ),
+            pytest.param(
+                {"queries": Sequences.ragged(np.ones((3, 11), np.float32), np.array([3, 0])), "query_lens": None},
+                EmptyAxis,
+                "queries: shape",
+                id="empty_entry",
+            ),
+            pytest.param(
+                {"keys": np.ones((B, K, 13), np.float32), "values": np.ones((B, K, 17), np.float32),
+                 "valid_lens": np.array([[1, 2, 3], [1, 2, 3]])},
+                InvalidShape,
+                r"valid_lens: shape is \(2, 3\), want \(2,\) beside queries of unequal length",
+                id="lens_a_query_of_packed",
+            ),
+        ],
+    )  # fmt: skip
+    def test_refusals(self, changed: dict[str, Any], error: type[ServiceError], message: str) -> None:
+        """What does not fit is refused with what, where, got and want."""
+        with pytest.raises(error, match=f"^{message}"):
+            parse(**PACKED | changed)
 
 
 class TestCast:

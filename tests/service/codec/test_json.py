@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from service.codec.json import JsonCodec
 from service.errors import InvalidDtype, InvalidShape, InvalidValidLens, MalformedBody, ServiceError
+from service.sequences import Sequences
 from service.tensors import INPUT_NAMES, AttentionOutput
 from tests.strategies import FLOAT_DTYPES, Array, examples, json_text, json_values
 
@@ -64,6 +65,11 @@ class TestEncode:
         (got,) = json.loads(encoded(output)).values()
         np.testing.assert_array_equal(np.array(got, np.float32).astype(dtype), output, strict=True)
 
+    def test_packed_answer_is_written_entry_by_entry(self) -> None:
+        """The rows of a packed output stand in the lists of their entries, as the queries did."""
+        output = AttentionOutput(np.array([[1, 2], [3, 4], [5, 6]], np.float32), None, np.array([1, 2]))
+        assert b"".join(CODEC.encode(output)) == b'{"output":[[[1.0,2.0]],[[3.0,4.0],[5.0,6.0]]]}'
+
     def test_weights_are_left_out_unless_asked_for(self) -> None:
         """No weights, no field."""
         assert encoded(np.ones((1, 1, 2), np.float32)) == b'{"output":[[[1.0,1.0]]]}'
@@ -96,7 +102,7 @@ class TestDecode:
     @given(data=st.data())
     @examples(400)
     def test_any_value_is_read_as_python_reads_it_or_refused(self, data: st.DataObject) -> None:
-        """An even nest of numbers is exactly that array; everything else is refused."""
+        """An even nest of numbers is exactly that array, entries of unequal length are; everything else is refused."""
         names = st.sampled_from(INPUT_NAMES)
         document = data.draw(st.dictionaries(names, json_values(), max_size=3))
         wanted = {name: array_of(name, value) for name, value in document.items() if value is not None}
@@ -107,8 +113,21 @@ class TestDecode:
         tensors = CODEC.decode(json_text(document)).tensors
         assert tensors.keys() == wanted.keys()
         for name, want in wanted.items():
+            got = tensors[name]
+            if isinstance(want, Sequences):
+                assert isinstance(got, Sequences)
+                assert got.lengths.tolist() == want.lengths.tolist()
+                got, want = got.data, want.data
             assert want is not None
-            np.testing.assert_array_equal(tensors[name], want, strict=True)
+            np.testing.assert_array_equal(got, want, strict=True)
+
+    def test_entries_may_differ_in_length(self) -> None:
+        """Lists of the second axis may be of different lengths: they are the entries, one after the other."""
+        body = b'{"queries":[[[1,2]],[[3,4],[5,6]]],"query_lens":[1],"valid_lens":[1,2]}'
+        queries = CODEC.decode(body).tensors["queries"]
+        assert isinstance(queries, Sequences)
+        assert queries.lengths.tolist() == [1, 2]
+        assert queries.entry(1).tolist() == [[3, 4], [5, 6]]
 
     @pytest.mark.parametrize(
         "body",
@@ -152,7 +171,11 @@ class TestDecode:
             pytest.param(b'{"queries":[[[true]]]}', InvalidDtype, "queries: holds a string, boolean", id="bool_within"),
             pytest.param(b'{"queries":[[[null]]]}', InvalidDtype, "queries: holds", id="null_within"),
             pytest.param(b'{"queries":[[[1,2],[3]]]}', InvalidShape, "queries: .*differ in length", id="uneven"),
-            pytest.param(b'{"queries":[[[1],[2]],[[3]]]}', InvalidShape, "queries: .*differ", id="uneven_outside"),
+            pytest.param(b'{"queries":[[[1],[2,3]],[[3]]]}', InvalidShape, "queries: .*differ", id="ragged_and_uneven"),
+            pytest.param(b'{"queries":[[1,2],[3]]}', InvalidShape, "queries: .*differ", id="uneven_matrix"),
+            pytest.param(b'{"queries":[[[[1]]],[[[2]],[[3]]]]}', InvalidShape, "queries: ", id="ragged_and_deep"),
+            pytest.param(b'{"queries":[[[1,2]],[["[",2],[3,4]]]}', InvalidDtype, "queries: ", id="ragged_text"),
+            pytest.param(b'{"queries":[[[1]],[[2],[[3]]]]}', InvalidShape, "depth", id="ragged_and_hidden"),
             pytest.param(b'{"queries":[[[1]],2]}', InvalidShape, "queries: a number stands where", id="shallow"),
             pytest.param(b'{"queries":[[[1,[2]]]]}', InvalidShape, "depth", id="deep"),
             pytest.param(b'{"queries":[[[1,[]]]]}', InvalidShape, "depth|fill", id="deep_and_empty"),
@@ -179,18 +202,35 @@ class TestDecode:
             CODEC.decode(body)
 
 
-def array_of(name: str, value: Any) -> Array | None:
-    """The array that a JSON value is, as Python reads it; None if it is none."""
+def array_of(name: str, value: Any) -> Array | Sequences | None:
+    """The array that a JSON value is, as Python reads it, or its entries where they differ; None if it is neither."""
     shape = shape_of(value)
+    if shape is None and not name.endswith("_lens") and isinstance(value, list):
+        return entries_of(value)
     if shape is None or not 1 <= len(shape) <= 8:
         return None
-    if name != "valid_lens":
+    if not name.endswith("_lens"):
         with np.errstate(over="ignore"):
             return np.array(value, np.float64).astype(np.float32).reshape(shape)
     flat = np.array(value, object).reshape(-1)
     if any(type(entry) is not int or not -(2**63) <= entry < 2**63 for entry in flat):
         return None
     return np.array(value, np.int64).reshape(shape)
+
+
+def entries_of(value: list[Any]) -> Sequences | None:
+    """Entries of unequal length, each a list of lists of as many numbers; None if it is none of that."""
+    shapes = [shape_of(entry) for entry in value]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or any(len(shape) != 2 and shape != (0,) for shape in known):
+        return None
+    if len({shape[1] for shape in known if len(shape) == 2}) != 1:
+        return None
+    rows = [row for entry in value for row in entry]
+    with np.errstate(over="ignore"):
+        return Sequences.ragged(
+            np.array(rows, np.float64).astype(np.float32), np.array([len(entry) for entry in value])
+        )
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

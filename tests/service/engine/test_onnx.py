@@ -1,8 +1,10 @@
 """ONNX Runtime on real artefacts, against the float64 oracle."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from model.attention import MultiHeadAttention
 from service.artifact import Artifact, Layer
-from service.engine import EngineCall, EngineResult
+from service.engine import EngineCall, EngineResult, Projected
 from service.engine.onnx import OnnxEngine
 from service.errors import StartupError
 from service.repository import Repository
@@ -41,6 +43,47 @@ def parameters(
 def artifact(request: pytest.FixtureRequest, repository: Path) -> Artifact:
     """Each of the three artefacts."""
     return Repository(repository).read(request.param, 1)
+
+
+class TestTiles:
+    @pytest.mark.parametrize("every_key", [True, False], ids=["every_key", "some_keys"])
+    def test_attend_to_projected_keys(self, artifact: Artifact, parameters: dict[str, Arrays], every_key: bool) -> None:
+        """Keys that were projected piece by piece, attended to by some queries, give the oracle's output."""
+        wanted = call(artifact.layer, (1, 5, 11), seed=53)
+        lens = np.full((1, 5), 11) if every_key else wanted.valid_lens
+        engine = OnnxEngine(artifact, "cpu", 1, 1)
+        pieces = [engine.project(wanted.keys[:, part], wanted.values[:, part]) for part in (slice(0, 7), slice(7, 11))]
+        projected = Projected(*(np.concatenate(sides, axis=2) for sides in zip(*map(_sides, pieces), strict=True)))
+        got = engine.attend(wanted.queries[:, 1:4], projected, None if every_key else lens[:, 1:4])
+        output, _ = multi_head_attention(
+            parameters[artifact.name], artifact.layer.num_heads, wanted.queries, wanted.keys, wanted.values, lens
+        )
+        np.testing.assert_allclose(got, output[:, 1:4], rtol=0, atol=RELATIVE * np.abs(output).max())
+
+
+def _sides(projected: Projected) -> tuple[Any, Any]:
+    return projected.keys, projected.values
+
+
+class TestUnmasked:
+    @pytest.mark.parametrize("length", [2, 17, 67], ids=str)
+    @pytest.mark.parametrize("alone", [True, False], ids=["alone", "not_alone"])
+    def test_no_lengths_are_all_keys(self, artifact: Artifact, length: int, alone: bool) -> None:
+        """Whichever graph and number of threads was measured to be best: the answer is that of full lengths."""
+        wanted = dataclasses.replace(call(artifact.layer, (2, length, length), seed=59), need_weights=False)
+        engine = OnnxEngine(artifact, "cpu", 1, 2)
+        full = engine.run(dataclasses.replace(wanted, valid_lens=np.full((2, length), length)))
+        got = engine.run(dataclasses.replace(wanted, valid_lens=None, alone=alone))
+        atol = RELATIVE * np.abs(full.output).max()
+        np.testing.assert_allclose(got.output, full.output, rtol=0, atol=atol)
+
+
+class TestCost:
+    def test_is_measured(self, artifact: Artifact) -> None:
+        """Points ascend from next to nothing to real work, none of it negative."""
+        points = OnnxEngine(artifact, "cpu", 1, 1).cost.points
+        assert len(points) == 4
+        assert all(flops < later and 0 < s <= later_s for (flops, s), (later, later_s) in pairwise(points))
 
 
 def call(layer: Layer, shape: tuple[int, int, int], seed: int, *, need_weights: bool = True) -> EngineCall:
@@ -71,7 +114,7 @@ class TestRun:
     ) -> None:
         """Output and weights of any batch, number of queries and of keys are the oracle's, to float32 rounding."""
         wanted = call(artifact.layer, shape, seed=37)
-        result = OnnxEngine(artifact, "cpu", 1).run(wanted)
+        result = OnnxEngine(artifact, "cpu", 1, 1).run(wanted)
         output, weights = multi_head_attention(
             parameters[artifact.name], artifact.layer.num_heads, wanted.queries, wanted.keys, wanted.values,
             wanted.valid_lens,
@@ -84,7 +127,7 @@ class TestRun:
 
     def test_weights_come_only_when_asked_for(self, artifact: Artifact) -> None:
         """Without need_weights the answer has none, and the output is the same to rounding."""
-        engine = OnnxEngine(artifact, "cpu", 1)
+        engine = OnnxEngine(artifact, "cpu", 1, 1)
         alone = engine.run(call(artifact.layer, (2, 3, 5), seed=41, need_weights=False))
         both = engine.run(call(artifact.layer, (2, 3, 5), seed=41))
         assert alone.weights is None
@@ -94,7 +137,7 @@ class TestRun:
     @pytest.mark.parametrize("threads", [1, 2], ids=["one_thread", "two_threads"])
     def test_from_several_threads_is_what_it_is_one_by_one(self, artifact: Artifact, threads: int) -> None:
         """Calls of many shapes at once give, bit for bit, what each gives alone."""
-        engine = OnnxEngine(artifact, "cpu", threads)
+        engine = OnnxEngine(artifact, "cpu", threads, threads)
         shapes = [(batch, num_queries, num_kv) for batch in (1, 3) for num_queries in (2, 5) for num_kv in (1, 7, 11)]
         calls = [
             call(artifact.layer, shape, seed, need_weights=bool(seed % 2)) for seed, shape in enumerate(shapes * 5)
@@ -109,12 +152,12 @@ class TestRun:
         wanted = call(artifact.layer, (2, 3, 5), seed=43)
         for tensor in (wanted.queries, wanted.keys, wanted.values, wanted.valid_lens):
             tensor.flags.writeable = False
-        engine = OnnxEngine(artifact, "cpu", 1)
+        engine = OnnxEngine(artifact, "cpu", 1, 1)
         assert _same(engine.run(wanted), engine.run(wanted))
 
     def test_inputs_the_graph_does_not_take_fail_the_call_alone(self, artifact: Artifact) -> None:
         """The runtime refuses a wrong size by raising; the engine goes on."""
-        engine = OnnxEngine(artifact, "cpu", 1)
+        engine = OnnxEngine(artifact, "cpu", 1, 1)
         good = call(artifact.layer, (2, 3, 5), seed=47)
         bad = EngineCall(good.queries[..., :-1], good.keys, good.values, good.valid_lens, need_weights=False)
         want = engine.run(good)
@@ -211,9 +254,9 @@ class TestGraphThatCannotBeServed:
     def test_stops_the_start(self, repository: Path, spoil: Any) -> None:
         """A graph that the runtime refuses is a StartupError that names the model."""
         artifact = Repository(repository).read("odd", 1)
-        spoiled = with_graph(artifact, spoil(artifact.graph("output")))
-        with pytest.raises(StartupError, match=r"^odd/1: onnxruntime refuses the graph: "):
-            OnnxEngine(spoiled, "cpu", 1)
+        spoiled = with_graph(artifact, spoil(artifact.graph("masked")))
+        with pytest.raises(StartupError, match=r"^odd/1: onnxruntime refuses the graph 'masked': "):
+            OnnxEngine(spoiled, "cpu", 1, 1)
 
     @pytest.mark.parametrize(
         "spoil",
@@ -225,16 +268,27 @@ class TestGraphThatCannotBeServed:
     def test_that_cannot_be_run_stops_the_start_too(self, repository: Path, spoil: Any) -> None:
         """A graph that loads but takes other inputs than the manifest says is found by the warm-up."""
         artifact = Repository(repository).read("odd", 1)
-        spoiled = with_graph(artifact, spoil(artifact.graph("output")))
+        spoiled = with_graph(artifact, spoil(artifact.graph("masked")))
         with pytest.raises(StartupError, match=r"^odd/1: onnxruntime cannot run the graph: "):
-            OnnxEngine(spoiled, "cpu", 1)
+            OnnxEngine(spoiled, "cpu", 1, 1)
 
-    def test_artefact_without_weights_graph(self, repository: Path) -> None:
-        """Both graphs are needed."""
+    @pytest.mark.parametrize("name", ["masked", "weights", "full", "project", "attend", "attend_full"])
+    def test_artefact_without_one_of_its_graphs(self, repository: Path, name: str) -> None:
+        """Every graph is needed, and a start without one of them says which."""
         artifact = Repository(repository).read("odd", 1)
-        manifest = artifact.manifest.model_copy(update={"lowerings": artifact.manifest.lowerings[:1]})
-        with pytest.raises(StartupError, match="odd/1: has no graph with outputs output, weights"):
-            OnnxEngine(artifact.model_copy(update={"manifest": manifest}), "cpu", 1)
+        others = [lowering for lowering in artifact.manifest.lowerings if lowering.name != name]
+        manifest = artifact.manifest.model_copy(update={"lowerings": others})
+        with pytest.raises(StartupError, match=f"odd/1: has no lowering '{name}'"):
+            OnnxEngine(artifact.model_copy(update={"manifest": manifest}), "cpu", 1, 1)
+
+    @pytest.mark.parametrize("name", ["weights", "full", "project", "attend", "attend_full"])
+    def test_any_graph_that_is_refused_stops_the_start(self, repository: Path, name: str) -> None:
+        """Graphs that few requests need are run at the start as well, so that none fails in the middle of the night."""
+        artifact = Repository(repository).read("odd", 1)
+        (lowering,) = (lowering for lowering in artifact.manifest.lowerings if lowering.name == name)
+        graphs = {**artifact.graphs, lowering.file: _renamed(artifact.graph(name))}
+        with pytest.raises(StartupError, match=f"^odd/1: onnxruntime refuses the graph '{name}': "):
+            OnnxEngine(artifact.model_copy(update={"graphs": graphs}), "cpu", 1, 1)
 
 
 class TestDevice:
@@ -243,4 +297,4 @@ class TestDevice:
     def test_cuda_that_is_not_there_is_never_the_cpu(self, repository: Path) -> None:
         """Asked for CUDA where there is none, the start fails; the runtime's silent fallback does not get through."""
         with pytest.raises(StartupError, match=r"^odd/1: "):
-            OnnxEngine(Repository(repository).read("odd", 1), "cuda", 1)
+            OnnxEngine(Repository(repository).read("odd", 1), "cuda", 1, 1)

@@ -1,0 +1,320 @@
+"""Tasks that wait, and the threads that compute them.
+
+Nothing waits for a timer: whoever is free takes what is there, and tasks of several requests join where one call is
+faster than many. Small tasks are also computed on the event loop, because to hand one over costs as much as to compute
+it; it takes one each time it comes round, so that input and output go on. One lock guards all that waits or runs.
+"""
+
+import asyncio
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, final
+
+from service.assembly import Share, gather, gather_keys, gather_tile
+from service.errors import DeadlineExceeded, Draining, EngineFailure, ServiceError
+from service.planner import Limits, Load, Part, Projecting, join
+from service.run import Release, Run, Task
+
+# What is computed on the event loop keeps it from everything else for so long.
+SMALL_S: Final = 0.001
+# More waiting tasks than this are not looked at when a call is put together.
+_MOST_JOINED: Final = 64
+
+
+class Observer(Protocol):
+    """Told what is computed. Returns at once; called from any thread."""
+
+    def called(self, release: Release, rows: int) -> None:
+        """An engine call of so many batch entries was made.
+
+        idle: it found a worker free. freed: it waited for one. joined: several requests share it. slice: it is one of
+        several calls of one request.
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The tasks of one engine call, what it holds where it can be shared, and whether nothing else runs or waits."""
+
+    tasks: list[Task]
+    load: Load | None
+    alone: bool
+
+
+@final
+class Calls:
+    """Computes runs on `workers` threads and on the event loop.
+
+    Args:
+        workers: threads.
+        limits: of one call.
+        observer: is told about every call.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, workers: int, limits: Limits, observer: Observer, clock: Callable[[], float]) -> None:
+        self._workers = workers
+        self._limits = limits
+        self._observer = observer
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._orders = itertools.count()
+        self._small: deque[Task] = deque()
+        self._large: deque[Task] = deque()
+        self._asleep = 0
+        self._running = 0
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_comes = False
+        self._answers: list[Run] = []
+        self._answers_announced = False
+        # Daemons, so that a second signal can end the process while they compute.
+        self._threads = [
+            threading.Thread(target=self._work, name=f"engine-{index}", daemon=True) for index in range(workers)
+        ]
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the threads; answers are delivered on that loop."""
+        self._loop = loop
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ends the threads, after what they are computing; what waits is refused as `Draining`."""
+        with self._changed:
+            self._closing = True
+            waiting = [*self._small, *self._large]
+            self._small.clear()
+            self._large.clear()
+            for task in waiting:
+                task.run.outcome = task.run.outcome or Draining("the server ended before this was computed")
+                self._answers.append(task.run)
+            self._changed.notify_all()
+        self._announce_answers()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def start(self, run: Run) -> None:
+        """Queues the first tasks of a run. On the event loop."""
+        with self._changed:
+            self._queue(run, self._workers)
+            calls_loop = bool(self._small) and not self._loop_comes
+            self._loop_comes = self._loop_comes or calls_loop
+        if calls_loop and self._loop is not None:
+            self._loop.call_soon(self._compute_on_loop)
+
+    def drop(self, run: Run, release: Callable[[], None]) -> None:
+        """Takes a run out that was answered or given up, and releases its place. On the event loop.
+
+        While something of it is being computed, its place is not free, so that waits for the end.
+        """
+        with self._changed:
+            run.dropped = True
+            if not run.is_complete:
+                for waiting in (self._small, self._large):
+                    for task in [task for task in waiting if task.run is run]:
+                        waiting.remove(task)
+            if run.running:
+                run.release = release
+                return
+        release()
+
+    def _queue(self, run: Run, most: int) -> None:
+        """Queues tasks of a run, under the lock. Small ones wake nobody: the event loop comes for them."""
+        for piece in run.next_pieces(most):
+            task = self._task(run, piece)
+            if run.num_tasks == 1 and task.seconds <= SMALL_S:
+                self._small.append(task)
+            else:
+                self._large.append(task)
+                if self._asleep:
+                    self._changed.notify()
+
+    def _task(self, run: Run, piece: Projecting | Part) -> Task:
+        job = run.job
+        joinable = isinstance(piece, Part) and not piece.projected and not job.need_weights
+        free = self._asleep > len(self._large) and not self._small
+        release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
+        seconds = piece.seconds(job.layer, job.engine.cost)
+        load = Load.of(piece) if isinstance(piece, Part) and joinable else None
+        return Task(next(self._orders), run, piece, load, seconds, release)
+
+    def _work(self) -> None:
+        """A thread's life."""
+        while True:
+            with self._changed:
+                while not (self._small or self._large or self._closing):
+                    self._asleep += 1
+                    self._changed.wait()
+                    self._asleep -= 1
+                if self._closing:
+                    return
+                batch = self._take(self._oldest())
+            self._compute(batch)
+            self._announce_answers()
+
+    def _compute_on_loop(self) -> None:
+        """Computes one call of small tasks; wakes a worker where there are more."""
+        with self._changed:
+            if len(self._small) > 1 and self._asleep:
+                self._changed.notify()
+            batch = self._take(self._small) if self._small else None
+        if batch is not None:
+            self._compute(batch)
+        self._deliver_answers()
+        with self._changed:
+            self._loop_comes = bool(self._small)
+        if self._loop_comes and self._loop is not None:
+            self._loop.call_soon(self._compute_on_loop)
+
+    def _oldest(self) -> deque[Task]:
+        if not self._small or not self._large:
+            return self._small or self._large
+        return self._small if self._small[0].order < self._large[0].order else self._large
+
+    def _take(self, waiting: deque[Task]) -> _Batch:
+        """The first task of a queue, and what joins it. Under the lock."""
+        first = waiting.popleft()
+        tasks, load = [first], first.load
+        if load is not None and waiting:
+            load = self._join(tasks, load, waiting)
+        alone = len(tasks) == first.run.num_tasks == 1 and not (self._running or self._small or self._large)
+        self._running += 1
+        for task in tasks:
+            task.run.running += 1
+        return _Batch(tasks, load, alone)
+
+    def _join(self, tasks: list[Task], load: Load, waiting: deque[Task]) -> Load:
+        # The other workers get their share of what waits.
+        most = min(len(waiting) // self._workers, _MOST_JOINED)
+        job = tasks[0].run.job
+        others = [task for task in itertools.islice(waiting, most) if task.run.job.engine is job.engine]
+        loads = [(task, task.load) for task in others if task.load is not None]
+        load, chosen = join(load, [other for _, other in loads], job.layer, job.engine.cost, self._limits)
+        for index in chosen:
+            waiting.remove(loads[index][0])
+            tasks.append(loads[index][0])
+        return load
+
+    def _compute(self, batch: _Batch) -> None:
+        began = self._clock()
+        live = [task for task in batch.tasks if self._begin(task, began)]
+        if live:
+            self._call(live, batch, began)
+        with self._changed:
+            self._running -= 1
+
+    def _begin(self, task: Task, now: float) -> bool:
+        """Whether a task is still of use; if not, it has been ended."""
+        run = task.run
+        if run.is_over:
+            self._end(task)
+            return False
+        if now >= run.job.deadline:
+            run.outcome = expired()
+            self._end(task)
+            return False
+        if run.began is None:
+            run.began = now
+        return True
+
+    def _call(self, tasks: list[Task], batch: _Batch, began: float) -> None:
+        fault = _fault_of(lambda: _compute_and_place(tasks, batch.load, alone=batch.alone))
+        if fault is not None and len(tasks) > 1:
+            for task in tasks:  # which of them it was is not known, so each is tried alone
+                self._call([task], _Batch([task], task.load, alone=False), began)
+            return
+        if fault is None:
+            release: Release = "joined" if len(tasks) > 1 else tasks[0].release
+            self._observer.called(release, sum(task.num_rows for task in tasks))
+        for task in tasks:
+            self._settle(task, batch.load, fault)
+
+    def _settle(self, task: Task, load: Load | None, fault: ServiceError | None) -> None:
+        """Notes that a task was computed, or why it failed; queues what follows it, or makes the answer."""
+        run = task.run
+        is_last = False
+        with self._changed:
+            if fault is not None:
+                run.outcome = run.outcome or fault
+            else:
+                following = run.count(task.piece, load, self._workers)
+                is_last = run.is_complete and not run.is_over
+                if not run.is_over:
+                    self._queue(run, following)
+        if is_last:
+            run.outcome = _fault_of(lambda: run.finish(self._clock())) or run.outcome
+        self._end(task)
+
+    def _end(self, task: Task) -> None:
+        with self._changed:
+            task.run.running -= 1
+            if task.run.outcome is not None or (task.run.release is not None and not task.run.running):
+                self._answers.append(task.run)
+
+    def _announce_answers(self) -> None:
+        """Wakes the event loop if there are answers; one wake-up serves all that come until it is awake."""
+        with self._changed:
+            if not self._answers or self._answers_announced or self._loop is None:
+                return
+            self._answers_announced = True
+        self._loop.call_soon_threadsafe(self._deliver_answers)
+
+    def _deliver_answers(self) -> None:
+        """Hands outcomes over and releases places. On the event loop."""
+        with self._changed:
+            runs, self._answers, self._answers_announced = self._answers, [], False
+        for run in runs:
+            if run.outcome is not None:
+                run.deliver(run.outcome)
+            if run.release is not None and not run.running:
+                release, run.release = run.release, None
+                release()
+
+
+def expired() -> DeadlineExceeded:
+    """The refusal of a request whose time ran out."""
+    return DeadlineExceeded("the request's time ran out before it was computed; raise timeout_ms, or send less")
+
+
+def _fault_of(work: Callable[[], None]) -> ServiceError | None:
+    """Why some work failed, or None."""
+    try:
+        work()
+    except ServiceError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  # the engine loop: whatever a runtime raises is this call's failure
+        failure = EngineFailure("the engine failed on this request; the server's log has the reason")
+        failure.__cause__ = error
+        return failure
+    return None
+
+
+def _compute_and_place(tasks: Sequence[Task], load: Load | None, *, alone: bool) -> None:
+    """One engine call, and its results' places."""
+    run, piece = tasks[0].run, tasks[0].piece
+    engine, inputs = run.job.engine, run.job.inputs
+    if isinstance(piece, Projecting):
+        run.projections.place(piece, engine.project(*gather_keys(inputs, piece)))
+    elif piece.projected:
+        queries, valid_lens = gather_tile(Share(inputs, piece))
+        run.assembly.place(piece, engine.attend(queries, run.projections.of(piece), valid_lens), None)
+    else:
+        _compute_shared(tasks, Load.of(piece) if load is None else load, alone=alone)
+
+
+def _compute_shared(tasks: Sequence[Task], load: Load, *, alone: bool) -> None:
+    job = tasks[0].run.job
+    shares = [Share(task.run.job.inputs, task.piece) for task in tasks if isinstance(task.piece, Part)]
+    result = job.engine.run(gather(shares, load, need_weights=job.need_weights, alone=alone))
+    first = 0
+    for task, share in zip(tasks, shares, strict=True):
+        rows = slice(first, first + share.part.num_rows)
+        weights = None if result.weights is None else result.weights[rows]
+        task.run.assembly.place(share.part, result.output[rows], weights)
+        first = rows.stop
