@@ -47,8 +47,8 @@ class OnnxEngine:
     """
 
     def __init__(self, artifact: Artifact, device: DeviceName, threads: int) -> None:
-        self._plain = _session(artifact, ("output",), device, threads)
-        self._weighted = _session(artifact, ("output", "weights"), device, threads)
+        self._plain = _session(artifact, "masked", device, threads)
+        self._weighted = _session(artifact, "weights", device, threads)
         try:
             self.cost = self._measure(artifact.layer)
         except (*_REFUSALS, ValueError) as error:  # ValueError: the graph's inputs have other names
@@ -88,7 +88,7 @@ def _call(layer: Layer, length: int, *, need_weights: bool = False) -> EngineCal
     return EngineCall(queries, keys, values, np.full((1, length), length, np.int64), need_weights)
 
 
-def _session(artifact: Artifact, outputs: tuple[str, ...], device: DeviceName, threads: int) -> ort.InferenceSession:
+def _session(artifact: Artifact, lowering: str, device: DeviceName, threads: int) -> ort.InferenceSession:
     where = f"{artifact.name}/{artifact.version}"
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads  # an explicit count also keeps the runtime from pinning threads to cores
@@ -102,7 +102,7 @@ def _session(artifact: Artifact, outputs: tuple[str, ...], device: DeviceName, t
     if device != "cpu":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        session = ort.InferenceSession(artifact.graph(*outputs), options, providers=_PROVIDERS[device])
+        session = ort.InferenceSession(artifact.graph(lowering), options, providers=_PROVIDERS[device])
     except _REFUSALS as error:
         raise ArtifactError(f"{where}: onnxruntime refuses the graph: {error}") from error
     used = session.get_providers()

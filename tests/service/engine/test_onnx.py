@@ -211,7 +211,7 @@ class TestGraphThatCannotBeServed:
     def test_stops_the_start(self, repository: Path, spoil: Any) -> None:
         """A graph that the runtime refuses is a StartupError that names the model."""
         artifact = Repository(repository).read("odd", 1)
-        spoiled = with_graph(artifact, spoil(artifact.graph("output")))
+        spoiled = with_graph(artifact, spoil(artifact.graph("masked")))
         with pytest.raises(StartupError, match=r"^odd/1: onnxruntime refuses the graph: "):
             OnnxEngine(spoiled, "cpu", 1)
 
@@ -225,15 +225,15 @@ class TestGraphThatCannotBeServed:
     def test_that_cannot_be_run_stops_the_start_too(self, repository: Path, spoil: Any) -> None:
         """A graph that loads but takes other inputs than the manifest says is found by the warm-up."""
         artifact = Repository(repository).read("odd", 1)
-        spoiled = with_graph(artifact, spoil(artifact.graph("output")))
+        spoiled = with_graph(artifact, spoil(artifact.graph("masked")))
         with pytest.raises(StartupError, match=r"^odd/1: onnxruntime cannot run the graph: "):
             OnnxEngine(spoiled, "cpu", 1)
 
     def test_artefact_without_weights_graph(self, repository: Path) -> None:
-        """Both graphs are needed."""
+        """Both graphs of the engine are needed."""
         artifact = Repository(repository).read("odd", 1)
         manifest = artifact.manifest.model_copy(update={"lowerings": artifact.manifest.lowerings[:1]})
-        with pytest.raises(StartupError, match="odd/1: has no graph with outputs output, weights"):
+        with pytest.raises(StartupError, match="odd/1: has no lowering 'weights'"):
             OnnxEngine(artifact.model_copy(update={"manifest": manifest}), "cpu", 1)
 
 
