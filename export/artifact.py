@@ -1,7 +1,7 @@
 """The artefact folder: manifest, graphs, Triton's config.pbtxt, and their atomic publication.
 
     <repository>/<name>/config.pbtxt
-    <repository>/<name>/<version>/manifest.json  model.onnx  weights.onnx
+    <repository>/<name>/<version>/manifest.json  model.onnx  weights.onnx  full.onnx  ...
 
 The manifest's schema stands here and, read by other code, in `service.artifact`; a contract test proves they agree.
 """
@@ -22,9 +22,9 @@ from export import signature
 from export.errors import PublicationError
 from export.inspection import GraphFacts
 from export.parity import ParityReport
-from export.signature import LayerSpec, TensorSpec
+from export.signature import MASKED, WEIGHTS, LayerSpec, LoweringSpec, TensorSpec
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _TOOLS: Final = ("mha-service", "torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -32,10 +32,9 @@ _TOOLS: Final = ("mha-service", "torch", "onnx", "onnxscript", "onnxruntime")
 @final
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """One graph of an artefact: its file, what it answers, its bytes and what was read from it."""
+    """One graph of an artefact: what it is, its bytes and what was read from it."""
 
-    file: str
-    outputs: tuple[str, ...]
+    spec: LoweringSpec
     data: bytes
     facts: GraphFacts
 
@@ -75,15 +74,14 @@ def manifest(
     spec: LayerSpec, source: Mapping[str, Any], lowerings: tuple[Lowering, ...], report: ParityReport
 ) -> dict[str, Any]:
     """The manifest as JSON values. It holds no time and no path, so the same weights give the same folder."""
-    with_weights = any("weights" in lowering.outputs for lowering in lowerings)
     return {
         "format": FORMAT,
         "layer": {**asdict(spec), "head_size": spec.head_size},
         "precision": "fp32",
-        "opset": lowerings[0].facts.opset,
+        "opset": signature.OPSET,
         "signature": {
-            "inputs": [_tensor_entry(tensor) for tensor in signature.inputs(spec)],
-            "outputs": [_tensor_entry(tensor) for tensor in signature.outputs(spec, with_weights=with_weights)],
+            "inputs": [_tensor_entry(tensor) for tensor in signature.tensors(spec, WEIGHTS.inputs)],
+            "outputs": [_tensor_entry(tensor) for tensor in signature.tensors(spec, WEIGHTS.outputs)],
         },
         "lowerings": [_lowering_entry(lowering) for lowering in lowerings],
         "source": dict(source),
@@ -98,8 +96,10 @@ def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
 
 def _lowering_entry(lowering: Lowering) -> dict[str, Any]:
     return {
-        "file": lowering.file,
-        "outputs": list(lowering.outputs),
+        "name": lowering.spec.name,
+        "file": lowering.spec.file,
+        "inputs": list(lowering.spec.inputs),
+        "outputs": list(lowering.spec.outputs),
         "size_bytes": len(lowering.data),
         "sha256": hashlib.sha256(lowering.data).hexdigest(),
         "operators": lowering.facts.operators,
@@ -132,7 +132,7 @@ def staging(destination: Destination) -> Iterator[Path]:
 def write_graphs(folder: Path, lowerings: tuple[Lowering, ...]) -> None:
     """Writes each graph to its file in `folder`."""
     for lowering in lowerings:
-        (folder / lowering.file).write_bytes(lowering.data)
+        (folder / lowering.spec.file).write_bytes(lowering.data)
 
 
 def publish(staged: Path, destination: Destination, content: Mapping[str, Any]) -> None:
@@ -181,8 +181,8 @@ def triton_config(name: str, layer: Mapping[str, Any]) -> str:
         f'name: "{name}"',
         'platform: "onnxruntime_onnx"',
         "max_batch_size: 0",
-        _config_tensors("input", signature.inputs(spec)),
-        _config_tensors("output", signature.outputs(spec, with_weights=False)),
+        _config_tensors("input", signature.tensors(spec, MASKED.inputs)),
+        _config_tensors("output", signature.tensors(spec, MASKED.outputs)),
     ]
     return "\n".join(blocks) + "\n"
 

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from export.artifact import Destination
 from export.errors import ExportError
-from export.parity import CaseResult
-from export.parity_grid import CASES
+from export.parity import CaseResult, comparisons
 from export.pipeline import export_layer
 from model.attention import MultiHeadAttention, seeded_layer
 from model.checkpoint import LAYOUTS, CheckpointError, load_layer
@@ -124,7 +123,7 @@ class _ShownProgress:
             SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
         )
         self._task = self._live.add_task("start", total=None)
-        self._measured = 0
+        self._measured, self._wanted = 0, len(comparisons())
 
     def __enter__(self) -> "_ShownProgress":
         if self._console.is_terminal:
@@ -141,21 +140,22 @@ class _ShownProgress:
 
     def case(self, result: CaseResult) -> None:
         self._measured += 1
-        self._live.update(self._task, description=f"parity {self._measured}/{len(CASES)}: {result.name}")
+        progress = f"parity {self._measured}/{self._wanted}"
+        self._live.update(self._task, description=f"{progress}: {result.lowering}, {result.name}")
 
 
 def _print_summary(console: Console, destination: Destination, content: dict[str, Any]) -> None:
     layer, parity = content["layer"], content["parity"]
     sizes = f"{layer['num_hiddens']} hiddens, {layer['num_heads']} heads of {layer['head_size']}"
-    compared = f"{len(parity['cases'])} cases against torch and a float64 oracle"
+    compared = f"{len(parity['cases'])} comparisons with torch and a float64 oracle"
     rows = {
         "published": str(destination.folder),
         "layer": f"{sizes}, {layer['scoring']}, {'bias' if layer['bias'] else 'no bias'}",
         "inputs": f"queries {layer['query_size']}, keys {layer['key_size']}, values {layer['value_size']}",
         "graphs": ", ".join(f"{entry['file']} ({entry['size_bytes']:,} bytes)" for entry in content["lowerings"]),
-        "opset": f"{content['opset']}, standard operators only; batch, num_queries and num_kv are dynamic",
+        "opset": f"{content['opset']}; batch, num_queries and num_kv are dynamic",
         "parity": f"{compared}, largest error {parity['max_error']:.1e} (limit {parity['limit']:.0e})",
-        "digest": f"sha256 {content['lowerings'][0]['sha256']}",
+        "digest": f"sha256 {content['lowerings'][0]['sha256']} of {content['lowerings'][0]['file']}",
         "serve it": f"mha serve --models {destination.repository}",
     }
     table = Table(show_header=False, box=None, pad_edge=False)

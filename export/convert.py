@@ -1,40 +1,25 @@
-"""A torch layer becomes an ONNX graph: portable, deterministic, one file.
-
-The decomposed form (MatMul, Where, Softmax, MatMul) is kept on purpose: it is the only one in standard operators that
-gives a row of length 0 the seeds' answer; fused attention operators return zeros there (docs/decisions/0002).
-"""
+"""A torch layer becomes an ONNX graph: deterministic, one file. `export.lowerings` says what each graph computes."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
+from typing import Final
 
 import onnx
 import onnxscript  # noqa: F401  # torch wants it, and would say so only in the middle of an export
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from export.errors import ConversionError
-from export.signature import BATCH, NUM_KV, NUM_QUERIES, OPSET, LayerSpec
+from export.lowerings import lowered
+from export.signature import BATCH, NUM_KV, NUM_QUERIES, OPSET, LayerSpec, LoweringSpec, TensorSpec, tensors
 from model.attention import MultiHeadAttention
 from model.scoring import AdditiveAttention
 
-
-@final
-class _Exported(nn.Module):
-    """The layer as the graph has it: valid_lens always given, as (B, Q)."""
-
-    def __init__(self, layer: MultiHeadAttention, with_weights: bool) -> None:
-        super().__init__()
-        self.layer = layer
-        self.with_weights = with_weights
-
-    def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        answer: Tensor | tuple[Tensor, Tensor] = self.layer(queries, keys, values, valid_lens, self.with_weights)
-        return answer
+# Sizes at least 2 and all different: with equal ones torch may tie two axes together, with 1 it may fix one.
+_EXAMPLE_SIZES: Final = {BATCH: 2, NUM_QUERIES: 3, NUM_KV: 5}
+_DTYPES: Final = {"FP32": torch.float32, "INT64": torch.int64}
 
 
 def spec_of(layer: MultiHeadAttention) -> LayerSpec:
@@ -66,30 +51,24 @@ def rebuild(spec: LayerSpec) -> MultiHeadAttention:
     ).eval()
 
 
-def to_onnx(layer: MultiHeadAttention, *, with_weights: bool) -> onnx.ModelProto:
-    """The graph of a layer in eval mode, with dynamic batch, num_queries and num_kv.
+def to_onnx(layer: MultiHeadAttention, lowering: LoweringSpec) -> onnx.ModelProto:
+    """One graph of a layer in eval mode, with dynamic batch, num_queries and num_kv.
 
     The same weights give the same bytes: everything torch notes about the machine and the call is stripped.
 
     Raises:
         ConversionError: torch gave up; its reason is in the message.
     """
-    spec = spec_of(layer)
-    output_names = ["output", "weights"] if with_weights else ["output"]
+    inputs = tensors(spec_of(layer), lowering.inputs)
     try:
         with _quiet_exporter():
             program = torch.onnx.export(
-                _Exported(layer, with_weights).eval(),
-                _example(spec),
+                lowered(layer, lowering.name).eval(),
+                tuple(_example(tensor) for tensor in inputs),
                 dynamo=True,
                 opset_version=OPSET,
-                dynamic_shapes={
-                    "queries": {0: BATCH, 1: NUM_QUERIES},
-                    "keys": {0: BATCH, 1: NUM_KV},
-                    "values": {0: BATCH, 1: NUM_KV},
-                    "valid_lens": {0: BATCH, 1: NUM_QUERIES},
-                },
-                output_names=output_names,
+                dynamic_shapes={tensor.name: _dynamic_axes(tensor) for tensor in inputs},
+                output_names=lowering.outputs,
                 external_data=False,
                 verbose=False,
             )
@@ -108,15 +87,13 @@ def serialise(model: onnx.ModelProto) -> bytes:
     return data
 
 
-def _example(spec: LayerSpec) -> tuple[Tensor, ...]:
-    # Sizes at least 2 and all different: with equal ones torch may tie two axes together, with 1 it may fix one.
-    batch, num_queries, num_kv = 2, 3, 5
-    return (
-        torch.zeros(batch, num_queries, spec.query_size),
-        torch.zeros(batch, num_kv, spec.key_size),
-        torch.zeros(batch, num_kv, spec.value_size),
-        torch.full((batch, num_queries), num_kv, dtype=torch.int64),
-    )
+def _example(tensor: TensorSpec) -> Tensor:
+    sizes = [_EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in tensor.axes]
+    return torch.zeros(sizes, dtype=_DTYPES[tensor.datatype])
+
+
+def _dynamic_axes(tensor: TensorSpec) -> dict[int, str]:
+    return {index: axis for index, axis in enumerate(tensor.axes) if isinstance(axis, str)}
 
 
 def _strip(model: onnx.ModelProto) -> None:

@@ -8,7 +8,7 @@ import onnx
 
 from export import signature
 from export.errors import InspectionError
-from export.signature import OPSET, LayerSpec, TensorSpec
+from export.signature import FUSED_OPERATORS, FUSED_OPSETS, OPSET, LayerSpec, LoweringSpec, TensorSpec
 
 _DATATYPES: Final[dict[int, str]] = {onnx.TensorProto.FLOAT: "FP32", onnx.TensorProto.INT64: "INT64"}
 
@@ -16,28 +16,25 @@ _DATATYPES: Final[dict[int, str]] = {onnx.TensorProto.FLOAT: "FP32", onnx.Tensor
 @final
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What was read from a graph: its opset and how often it uses each operator."""
+    """What was read from a graph: its opset and how often it uses each operator, `domain.operator` if not standard."""
 
     opset: int
     operators: dict[str, int]
 
 
-def inspect(model: onnx.ModelProto, spec: LayerSpec, *, with_weights: bool) -> GraphFacts:
-    """Checks a graph against the contract.
+def inspect(model: onnx.ModelProto, spec: LayerSpec, lowering: LoweringSpec) -> GraphFacts:
+    """Checks the graph of a lowering against the contract.
 
     Raises:
         InspectionError: the checker or shape inference refuses it, an axis that must be symbolic is fixed, an
-            operator is not standard, or a name or dtype differs.
+            operator is not one that this lowering may use, or a name or dtype differs.
     """
     _check_valid(model)
-    _check_standard(model)
-    graph = model.graph
-    _check_tensors("inputs", graph.input, signature.inputs(spec))
-    _check_tensors("outputs", graph.output, signature.outputs(spec, with_weights=with_weights))
-    return GraphFacts(
-        opset=model.opset_import[0].version,
-        operators=dict(sorted(Counter(node.op_type for node in graph.node).items())),
-    )
+    operators = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
+    _check_operators(model, operators, lowering)
+    _check_tensors("inputs", model.graph.input, signature.tensors(spec, lowering.inputs))
+    _check_tensors("outputs", model.graph.output, signature.tensors(spec, lowering.outputs))
+    return GraphFacts(opset=OPSET, operators=dict(sorted(operators.items())))
 
 
 def _check_valid(model: onnx.ModelProto) -> None:
@@ -47,13 +44,15 @@ def _check_valid(model: onnx.ModelProto) -> None:
         raise InspectionError(f"graph: {error}") from error
 
 
-def _check_standard(model: onnx.ModelProto) -> None:
+def _check_operators(model: onnx.ModelProto, operators: Counter[str], lowering: LoweringSpec) -> None:
+    allowed = {"": OPSET} if lowering.portable else {"": OPSET, **FUSED_OPSETS}
     opsets = {entry.domain: entry.version for entry in model.opset_import}
-    if opsets != {"": OPSET}:
-        raise InspectionError(f"graph: opsets are {opsets}, want only the standard one at {OPSET}")
-    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph.node if node.domain})
-    if foreign or model.functions:
-        raise InspectionError(f"graph: has operators or functions that are not standard: {foreign}")
+    if opsets.get("") != OPSET or not opsets.items() <= allowed.items():
+        raise InspectionError(f"graph: opsets are {opsets}, want {allowed} at most")
+    domains = {node.domain for node in model.graph.node if node.domain}
+    foreign = sorted(name for name in operators if "." in name and name not in FUSED_OPERATORS)
+    if foreign or model.functions or not domains <= allowed.keys():
+        raise InspectionError(f"graph: has operators or functions that {lowering.name} may not use: {foreign}")
 
 
 def _check_tensors(side: str, got: list[onnx.ValueInfoProto], want: tuple[TensorSpec, ...]) -> None:

@@ -37,6 +37,12 @@ class Oracle:
             heads[:, :, head] = np.einsum("bqk,bkd->bqd", weights[:, head], features)
         return self._project("W_o", heads.reshape(batch, num_queries, -1)), weights
 
+    def project(self, keys: NDArray[Any], values: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Projected keys and values, both (B, H, K, D)."""
+        heads = (np.split(self._project(*one), self._num_heads, axis=-1) for one in (("W_k", keys), ("W_v", values)))
+        projected_keys, projected_values = (np.stack(one, axis=1) for one in heads)
+        return projected_keys, projected_values
+
     def scores(self, queries: NDArray[Any], keys: NDArray[Any]) -> Floats:
         """Unmasked scores (B, H, Q, K)."""
         per_head = zip(

@@ -30,6 +30,11 @@ class Case:
     lengths: Lengths
     large_scores: bool = False
 
+    @property
+    def every_key_counts(self) -> bool:
+        """Whether no row has padding, so that a lowering without a mask must give the same answer."""
+        return self.lengths in ("absent", "full")
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,14 @@ CASES: Final = (
     Case("long", 1, 17, 257, "mixed"),
     Case("large scores", 2, 5, 7, "mixed", large_scores=True),
     Case("large scores per query", 3, 5, 11, "per_query", large_scores=True),
+    Case("one query, no padding", 3, 1, 7, "full"),
+    Case("one key, no padding", 5, 3, 1, "absent"),
+    Case("more queries than keys, no padding", 2, 11, 3, "full"),
+    Case("wide batch, no padding", 31, 2, 3, "absent"),
+    Case("large scores, no padding", 2, 5, 7, "full", large_scores=True),
+    # Fused kernels work in blocks that fit a core's cache; these two reach beyond the first one in either direction.
+    Case("many queries, no padding", 1, 131, 257, "absent"),
+    Case("many keys, no padding", 1, 17, 2053, "absent"),
 )
 
 

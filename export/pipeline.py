@@ -10,7 +10,7 @@ from export.convert import serialise, spec_of, to_onnx
 from export.errors import ExportError
 from export.inspection import inspect
 from export.parity import CaseResult, check_parity, save_reference
-from export.signature import MODEL_FILE, WEIGHTS_FILE
+from export.signature import LOWERINGS, LoweringSpec
 from model.attention import MultiHeadAttention
 
 
@@ -21,7 +21,7 @@ class Progress(Protocol):
         """A step begins."""
 
     def case(self, result: CaseResult) -> None:
-        """A parity case was measured."""
+        """A lowering was measured on a parity case."""
 
 
 def export_layer(
@@ -33,7 +33,7 @@ def export_layer(
         layer: its lazy sizes settled.
         source: where the weights come from, for the manifest.
         destination: must have passed `check`.
-        progress: is told each step and each parity case.
+        progress: is told each step and each parity result.
 
     Raises:
         ExportError: a gate failed; nothing was published.
@@ -41,7 +41,7 @@ def export_layer(
     _refuse_unfit_weights(layer)
     spec = spec_of(layer)
     with staging(destination) as staged, tempfile.TemporaryDirectory() as reference:
-        lowerings = tuple(_lower(layer, with_weights, progress) for with_weights in (False, True))
+        lowerings = tuple(_lower(layer, lowering, progress) for lowering in LOWERINGS)
         write_graphs(staged, lowerings)
         progress.step("check against torch and the float64 oracle")
         save_reference(layer, spec, Path(reference))
@@ -52,13 +52,10 @@ def export_layer(
     return content
 
 
-def _lower(layer: MultiHeadAttention, with_weights: bool, progress: Progress) -> Lowering:
-    file = WEIGHTS_FILE if with_weights else MODEL_FILE
-    progress.step(f"convert and inspect {file}")
-    model = to_onnx(layer, with_weights=with_weights)
-    facts = inspect(model, spec_of(layer), with_weights=with_weights)
-    outputs = ("output", "weights") if with_weights else ("output",)
-    return Lowering(file, outputs, serialise(model), facts)
+def _lower(layer: MultiHeadAttention, lowering: LoweringSpec, progress: Progress) -> Lowering:
+    progress.step(f"convert and inspect {lowering.file}")
+    model = to_onnx(layer, lowering)
+    return Lowering(lowering, serialise(model), inspect(model, spec_of(layer), lowering))
 
 
 def _refuse_unfit_weights(layer: MultiHeadAttention) -> None:

@@ -13,8 +13,11 @@ BATCH: Final = "batch"
 NUM_QUERIES: Final = "num_queries"
 NUM_KV: Final = "num_kv"
 
-MODEL_FILE: Final = "model.onnx"
-WEIGHTS_FILE: Final = "weights.onnx"
+FUSED_OPSETS: Final = {"com.microsoft": 1}
+"""Domains beside the standard one that a lowering which is not portable may use, with their versions."""
+
+FUSED_OPERATORS: Final = frozenset({"com.microsoft.MultiHeadAttention"})
+"""Operators of those domains that it may use."""
 
 
 @final
@@ -47,18 +50,55 @@ class TensorSpec:
     axes: tuple[str | int, ...]
 
 
-def inputs(spec: LayerSpec) -> tuple[TensorSpec, ...]:
-    """The four inputs of every graph, in order."""
-    return (
-        TensorSpec("queries", "FP32", (BATCH, NUM_QUERIES, spec.query_size)),
-        TensorSpec("keys", "FP32", (BATCH, NUM_KV, spec.key_size)),
-        TensorSpec("values", "FP32", (BATCH, NUM_KV, spec.value_size)),
-        TensorSpec("valid_lens", "INT64", (BATCH, NUM_QUERIES)),
-    )
+@final
+@dataclass(frozen=True, slots=True)
+class LoweringSpec:
+    """One graph of an artefact: what it takes and answers, by name, and whether standard operators are all it needs.
+
+    A lowering without `valid_lens` among its inputs is for calls in which every key of every row counts.
+    """
+
+    name: str
+    file: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    portable: bool
+
+    @property
+    def masks(self) -> bool:
+        """Whether it knows of valid lengths."""
+        return "valid_lens" in self.inputs
 
 
-def outputs(spec: LayerSpec, *, with_weights: bool) -> tuple[TensorSpec, ...]:
-    """`output`, followed by `weights` in the graph that has them."""
-    output = TensorSpec("output", "FP32", (BATCH, NUM_QUERIES, spec.num_hiddens))
-    weights = TensorSpec("weights", "FP32", (BATCH, spec.num_heads, NUM_QUERIES, NUM_KV))
-    return (output, weights) if with_weights else (output,)
+_CALL: Final = ("queries", "keys", "values")
+_PROJECTED: Final = ("projected_keys", "projected_values")
+
+MASKED: Final = LoweringSpec("masked", "model.onnx", (*_CALL, "valid_lens"), ("output",), portable=True)
+WEIGHTS: Final = LoweringSpec("weights", "weights.onnx", (*_CALL, "valid_lens"), ("output", "weights"), portable=True)
+FULL: Final = LoweringSpec("full", "full.onnx", _CALL, ("output",), portable=False)
+PROJECT: Final = LoweringSpec("project", "project.onnx", ("keys", "values"), _PROJECTED, portable=True)
+ATTEND: Final = LoweringSpec(
+    "attend", "attend.onnx", ("queries", *_PROJECTED, "valid_lens"), ("output",), portable=True
+)
+ATTEND_FULL: Final = LoweringSpec(
+    "attend_full", "attend_full.onnx", ("queries", *_PROJECTED), ("output",), portable=False
+)
+
+LOWERINGS: Final = (MASKED, WEIGHTS, FULL, PROJECT, ATTEND, ATTEND_FULL)
+"""Every graph of an artefact, `project` before those that take what it answers."""
+
+
+def tensors(spec: LayerSpec, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
+    """The named tensors of a layer, inputs and outputs of any of its lowerings."""
+    projected = (BATCH, spec.num_heads, NUM_KV, spec.head_size)
+    known = {
+        "queries": ("FP32", (BATCH, NUM_QUERIES, spec.query_size)),
+        "keys": ("FP32", (BATCH, NUM_KV, spec.key_size)),
+        "values": ("FP32", (BATCH, NUM_KV, spec.value_size)),
+        "valid_lens": ("INT64", (BATCH, NUM_QUERIES)),
+        "projected_keys": ("FP32", projected),
+        "projected_values": ("FP32", projected),
+        "output": ("FP32", (BATCH, NUM_QUERIES, spec.num_hiddens)),
+        "weights": ("FP32", (BATCH, spec.num_heads, NUM_QUERIES, NUM_KV)),
+    }
+    return tuple(TensorSpec(name, *known[name]) for name in names)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from service.errors import ArtifactError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class _Frozen(BaseModel):
@@ -53,9 +53,11 @@ class Signature(_Frozen):
 
 @final
 class Lowering(_Frozen):
-    """One graph of the artefact."""
+    """One graph of the artefact: what it is called, takes and answers."""
 
+    name: str
     file: str
+    inputs: list[str]
     outputs: list[str]
     size_bytes: PositiveInt
     sha256: str
@@ -64,15 +66,15 @@ class Lowering(_Frozen):
 
 @final
 class ParityCase(_Frozen):
-    """Errors of one case of the export's parity grid, relative to the scale of the expected output."""
+    """Errors of one lowering on one case of the export's parity grid, relative to the scale of what was expected."""
 
+    lowering: str
     name: str
     batch: PositiveInt
     num_queries: PositiveInt
     num_kv: PositiveInt
     error_torch: float
     error_oracle: float
-    error_weights: float
 
 
 @final
@@ -88,7 +90,7 @@ class Parity(_Frozen):
 class Manifest(_Frozen):
     """`manifest.json`."""
 
-    format: Literal[1]
+    format: Literal[2]
     layer: Layer
     precision: Literal["fp32"]
     opset: PositiveInt
@@ -115,22 +117,22 @@ class Artifact(_Frozen):
 
     @property
     def digest(self) -> str:
-        """sha256 of the portable graph, which has the output alone."""
-        return self._lowering("output").sha256
+        """sha256 of the portable graph that answers the output alone, `masked`."""
+        return self._lowering("masked").sha256
 
-    def graph(self, *outputs: str) -> bytes:
-        """The bytes of the graph that has exactly these outputs.
+    def graph(self, name: str) -> bytes:
+        """The bytes of a lowering, by its name.
 
         Raises:
-            ArtifactError: the artefact has no such graph.
+            ArtifactError: the artefact has no such lowering.
         """
-        return self.graphs[self._lowering(*outputs).file]
+        return self.graphs[self._lowering(name).file]
 
-    def _lowering(self, *outputs: str) -> Lowering:
+    def _lowering(self, name: str) -> Lowering:
         for lowering in self.manifest.lowerings:
-            if lowering.outputs == list(outputs):
+            if lowering.name == name:
                 return lowering
-        raise ArtifactError(f"{self.name}/{self.version}: has no graph with outputs {', '.join(outputs)}")
+        raise ArtifactError(f"{self.name}/{self.version}: has no lowering {name!r}; export it again")
 
 
 def read_artifact(folder: Path, name: str, version: int) -> Artifact:

@@ -1,5 +1,6 @@
 """A server's life as a process: how it starts, what stops it from starting, and how it ends."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -58,10 +59,7 @@ class TestStart:
 
     def test_damaged_artefact(self, tmp_path: Path, seeds_repository: Path) -> None:
         """A graph whose digest differs stops the start-up."""
-        folder = tmp_path / "attention" / "1"
-        folder.mkdir(parents=True)
-        for file in ("manifest.json", "model.onnx", "weights.onnx"):
-            (folder / file).write_bytes((seeds_repository / "attention/1" / file).read_bytes())
+        folder = Path(shutil.copytree(seeds_repository / "attention" / "1", tmp_path / "attention" / "1"))
         damaged = bytearray((folder / "model.onnx").read_bytes())
         damaged[len(damaged) // 2] ^= 1
         (folder / "model.onnx").write_bytes(damaged)

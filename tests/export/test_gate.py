@@ -1,5 +1,6 @@
 """The export gate as a whole: what it publishes, and that a broken layer, graph or process publishes nothing."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from export.artifact import Destination
 from export.convert import to_onnx
 from export.errors import ExportError, InspectionError, ParityError, PublicationError
 from export.pipeline import export_layer
+from export.signature import LOWERINGS, LoweringSpec
 from model.attention import MultiHeadAttention, seeded_layer
 from tests.conftest import Silent
 
@@ -33,12 +35,25 @@ def everything_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def corrupted(corrupt: Callable[[onnx.ModelProto], None]) -> Callable[..., onnx.ModelProto]:
-    """`to_onnx`, with something done to every graph it makes."""
+@functools.cache
+def converted_once(lowering: LoweringSpec) -> onnx.ModelProto:
+    return to_onnx(seeded_layer(6, 2, seed=5), lowering)
 
-    def convert(layer: MultiHeadAttention, *, with_weights: bool) -> onnx.ModelProto:
-        model = to_onnx(layer, with_weights=with_weights)
-        corrupt(model)
+
+@pytest.fixture
+def conversion_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer is converted once for all tests: torch takes seconds for each graph, and the gate is the topic."""
+    monkeypatch.setattr(pipeline, "to_onnx", corrupted("none of them", lambda _: None))
+
+
+def corrupted(name: str, corrupt: Callable[[onnx.ModelProto], None]) -> Callable[..., onnx.ModelProto]:
+    """`to_onnx` of `layer`, with something done to the graph of one lowering."""
+
+    def convert(_: MultiHeadAttention, lowering: LoweringSpec) -> onnx.ModelProto:
+        model = onnx.ModelProto()
+        model.CopyFrom(converted_once(lowering))
+        if lowering.name == name:
+            corrupt(model)
         return model
 
     return convert
@@ -62,42 +77,52 @@ def drop_mask(model: onnx.ModelProto) -> None:
     model.graph.node.remove(where)
 
 
+def scale_twice(model: onnx.ModelProto) -> None:
+    (fused,) = (node for node in model.graph.node if node.op_type == "MultiHeadAttention")
+    (scale,) = (attribute for attribute in fused.attribute if attribute.name == "scale")
+    scale.f *= 2
+
+
 def fix_batch(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
 
 
+@pytest.mark.usefixtures("conversion_is_free")
 class TestPublication:
     def test_folder_has_what_the_design_says(self, layer: MultiHeadAttention, tmp_path: Path) -> None:
-        """A version holds both graphs and the manifest, the model's folder Triton's configuration, and nothing else."""
+        """A version holds the lowerings and the manifest, the model's folder Triton's configuration, nothing else."""
         export_layer(layer, {"kind": "test"}, destination(tmp_path), Silent())
         assert everything_below(tmp_path) == [
             "small",
             "small/1",
+            "small/1/attend.onnx",
+            "small/1/attend_full.onnx",
+            "small/1/full.onnx",
             "small/1/manifest.json",
             "small/1/model.onnx",
+            "small/1/project.onnx",
             "small/1/weights.onnx",
             "small/config.pbtxt",
         ]
 
     def test_manifest_tells_the_truth(self, layer: MultiHeadAttention, tmp_path: Path) -> None:
-        """Sizes are the layer's, digests the files', and every parity case is within the limit."""
+        """Sizes are the layer's, digests and tensors the files', and every parity case is within the limit."""
         manifest = export_layer(layer, {"kind": "test"}, destination(tmp_path), Silent())
         folder = tmp_path / "small" / "1"
         assert manifest == json.loads((folder / "manifest.json").read_text())
         assert manifest["layer"]["num_hiddens"] == 6
         assert manifest["layer"]["head_size"] == 3
         for entry in manifest["lowerings"]:
-            assert hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
-        assert len(manifest["parity"]["cases"]) == 14
+            data = (folder / entry["file"]).read_bytes()
+            graph = onnx.load_from_string(data).graph
+            assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+            assert entry["inputs"] == [tensor.name for tensor in graph.input]
+            assert entry["outputs"] == [tensor.name for tensor in graph.output]
+        names = [entry["name"] for entry in manifest["lowerings"]]
+        assert names == ["masked", "weights", "full", "project", "attend", "attend_full"]
+        assert {case["lowering"] for case in manifest["parity"]["cases"]} == set(names)
+        assert len(manifest["parity"]["cases"]) == 104
         assert 0 < manifest["parity"]["max_error"] <= manifest["parity"]["limit"] == 1e-5
-
-    def test_same_weights_same_bytes(self, layer: MultiHeadAttention, tmp_path: Path) -> None:
-        """Two exports of equal weights are the same folder, byte for byte."""
-        twin = seeded_layer(6, 2, seed=5)
-        for folder, one in ((tmp_path / "a", layer), (tmp_path / "b", twin)):
-            export_layer(one, {"kind": "test"}, destination(folder), Silent())
-        for file in ("model.onnx", "weights.onnx", "manifest.json"):
-            assert (tmp_path / "a/small/1" / file).read_bytes() == (tmp_path / "b/small/1" / file).read_bytes()
 
     def test_folder_can_be_read_by_others(self, layer: MultiHeadAttention, tmp_path: Path) -> None:
         """A server that runs as another user can read the artefact."""
@@ -111,30 +136,51 @@ class TestPublication:
         before = (tmp_path / "small/1/model.onnx").read_bytes()
         with pytest.raises(PublicationError, match=r"exists: choose another --version.*--force"):
             destination(tmp_path).check()
-        other = seeded_layer(6, 2, seed=6)
         with pytest.raises(PublicationError, match="cannot be published"):  # as in a race, past the first check
-            export_layer(other, {"kind": "test"}, destination(tmp_path), Silent())
+            export_layer(layer, {"kind": "other"}, destination(tmp_path), Silent())
+        assert json.loads((tmp_path / "small/1/manifest.json").read_text())["source"] == {"kind": "test"}
         assert (tmp_path / "small/1/model.onnx").read_bytes() == before
         assert not list((tmp_path / "small").glob(".*"))
 
     def test_force_replaces(self, layer: MultiHeadAttention, tmp_path: Path) -> None:
         """With force the new artefact takes the old one's place, and no trace of the old one is left."""
         export_layer(layer, {"kind": "test"}, destination(tmp_path), Silent())
-        before = (tmp_path / "small/1/model.onnx").read_bytes()
         forced = destination(tmp_path, force=True)
         forced.check()
-        export_layer(seeded_layer(6, 2, seed=6), {"kind": "test"}, forced, Silent())
-        assert (tmp_path / "small/1/model.onnx").read_bytes() != before
+        export_layer(layer, {"kind": "other"}, forced, Silent())
+        assert json.loads((tmp_path / "small/1/manifest.json").read_text())["source"] == {"kind": "other"}
         assert not list((tmp_path / "small").glob(".*"))
 
 
+def test_same_weights_same_bytes(layer: MultiHeadAttention, tmp_path: Path) -> None:
+    """Two exports of equal weights are the same folder, byte for byte."""
+    twin = seeded_layer(6, 2, seed=5)
+    for folder, one in ((tmp_path / "a", layer), (tmp_path / "b", twin)):
+        export_layer(one, {"kind": "test"}, destination(folder), Silent())
+    for file in ("manifest.json", *(lowering.file for lowering in LOWERINGS)):
+        assert (tmp_path / "a/small/1" / file).read_bytes() == (tmp_path / "b/small/1" / file).read_bytes()
+
+
+@pytest.mark.usefixtures("conversion_is_free")
 class TestFailurePublishesNothing:
     @pytest.mark.parametrize(
-        ("corrupt", "error", "says"),
+        ("name", "corrupt", "error", "says"),
         [
-            pytest.param(nudge_weight, ParityError, "cases are beyond 1e-05", id="a weight is off by 0.001"),
-            pytest.param(drop_mask, ParityError, "cases are beyond 1e-05", id="padding is not masked"),
-            pytest.param(fix_batch, InspectionError, "inputs are", id="the batch axis is fixed"),
+            *(
+                pytest.param(
+                    lowering.name,
+                    nudge_weight,
+                    ParityError,
+                    f"comparisons are beyond 1e-05; lowering {lowering.name} on",
+                    id=f"a weight of {lowering.name} is off by 0.001",
+                )
+                for lowering in LOWERINGS
+            ),
+            pytest.param("masked", drop_mask, ParityError, "lowering masked on", id="masked does not mask"),
+            pytest.param("attend", drop_mask, ParityError, "lowering attend on", id="attend does not mask"),
+            pytest.param("full", scale_twice, ParityError, "lowering full on", id="full has another scale"),
+            pytest.param("attend_full", scale_twice, ParityError, "lowering attend_full on", id="attend_full too"),
+            pytest.param("masked", fix_batch, InspectionError, "inputs are", id="the batch axis is fixed"),
         ],
     )
     def test_broken_graph(
@@ -142,12 +188,13 @@ class TestFailurePublishesNothing:
         layer: MultiHeadAttention,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
+        name: str,
         corrupt: Callable[[onnx.ModelProto], None],
         error: type[ExportError],
         says: str,
     ) -> None:
         """A graph that is not the layer stops at its gate and leaves the repository as it was."""
-        monkeypatch.setattr(pipeline, "to_onnx", corrupted(corrupt))
+        monkeypatch.setattr(pipeline, "to_onnx", corrupted(name, corrupt))
         with pytest.raises(error, match=says):
             export_layer(layer, {"kind": "test"}, destination(tmp_path), Silent())
         assert everything_below(tmp_path) == []

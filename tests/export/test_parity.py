@@ -1,5 +1,6 @@
 """The gate's own instruments: its oracle, its grid and its measure of error."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from export.convert import spec_of
 from export.errors import ParityError
 from export.oracle import Oracle
-from export.parity import CaseResult, _judge, relative_error
+from export.parity import CaseResult, _judge, comparisons, relative_error
 from export.parity_grid import CASES, LARGE_SCORE, Case, draw
+from export.signature import LOWERINGS
 from model.attention import MultiHeadAttention, seeded_layer
 from tests.conftest import weights_of
 from tests.oracle import multi_head_attention
@@ -34,7 +36,34 @@ def test_oracles_agree(layer: MultiHeadAttention, case: Case) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
+def test_oracle_projects(layer: MultiHeadAttention, which: int) -> None:
+    """Head h of the projected keys and values is the h-th block of rows of its weight, applied."""
+    rng = np.random.default_rng(13)
+    given = (rng.standard_normal((3, 5, 7)), rng.standard_normal((3, 5, 11)))
+    got = Oracle(weights_of(layer), layer.num_heads).project(*given)[which]
+    weights, name = weights_of(layer), ("W_k", "W_v")[which]
+    for b, h, k, d in np.ndindex(3, 2, 5, 3):
+        row = h * 3 + d
+        want = weights[f"{name}.weight"][row].astype(np.float64) @ given[which][b, k] + weights[f"{name}.bias"][row]
+        assert got[b, h, k, d] == pytest.approx(want, rel=1e-12)
+
+
 class TestGrid:
+    def test_lowerings_without_a_mask_are_asked_for_no_mask(self) -> None:
+        """They get exactly the cases in which every key counts, at least one of each odd shape; the others get all."""
+        asked = {lowering.name: [case for one, case in comparisons() if one == lowering] for lowering in LOWERINGS}
+        for name in ("full", "attend_full"):
+            assert asked[name] == [case for case in CASES if case.lengths in ("absent", "full")]
+            assert any(case.batch > 1 for case in asked[name])
+            assert any(case.num_queries == 1 for case in asked[name])
+            assert any(case.num_queries > case.num_kv > 1 for case in asked[name])
+            assert any(case.num_queries > 128 for case in asked[name])
+            assert any(case.num_kv > 2048 for case in asked[name])
+            assert any(case.large_scores for case in asked[name])
+        for name in ("masked", "weights", "project", "attend"):
+            assert asked[name] == list(CASES)
+
     def test_holds_every_odd_shape(self) -> None:
         """Batch 1, length 1, Q and K in either order, absent, (B,) and (B, Q) lengths, large scores."""
         assert any(case.batch == 1 for case in CASES)
@@ -68,6 +97,11 @@ class TestGrid:
         np.testing.assert_array_equal(one.queries, other.queries)
 
 
+def perfect_results() -> list[CaseResult]:
+    """What the gate's process would say of graphs without any error."""
+    return [CaseResult(lowering.name, case.name, 1, 1, 1, 0.0, 0.0) for lowering, case in comparisons()]
+
+
 class TestMeasure:
     def test_relative_to_scale(self) -> None:
         """The error is relative to the largest expected value, not to each one."""
@@ -85,17 +119,27 @@ class TestMeasure:
         """What is not a close answer is beyond every limit."""
         assert not relative_error(got, want) <= 1e30
 
-    @pytest.mark.parametrize("field", ["error_torch", "error_oracle", "error_weights"])
+    @pytest.mark.parametrize("field", ["error_torch", "error_oracle"])
     @pytest.mark.parametrize("error", [1.1e-5, math.nan, math.inf], ids=["just beyond", "nan", "inf"])
     def test_one_bad_error_fails(self, field: str, error: float) -> None:
         """One error of one case beyond the limit, or nan, fails the whole report."""
-        good = CaseResult("case", 1, 1, 1, 0.0, 0.0, 0.0)
-        results = [good] * (len(CASES) - 1)
-        bad = CaseResult(**{**{name: getattr(good, name) for name in good.__slots__}, field: error})
-        with pytest.raises(ParityError, match="1 of 14 cases"):
-            _judge([*results, bad])
+        *results, last = perfect_results()
+        with pytest.raises(ParityError, match="1 of 104 comparisons"):
+            _judge([*results, dataclasses.replace(last, **{field: error})])
 
-    def test_missing_case_fails(self) -> None:
-        """A grid that ended early has proved nothing."""
-        with pytest.raises(ParityError, match="0 cases ran, want 14"):
-            _judge([])
+    def test_perfect_results_pass(self) -> None:
+        """Every comparison measured and none in error is a report."""
+        assert _judge(perfect_results()).max_error == 0
+
+    @pytest.mark.parametrize(
+        "results",
+        [
+            pytest.param([], id="nothing ran"),
+            pytest.param(perfect_results()[:-1], id="the last is missing"),
+            pytest.param(perfect_results()[:1] + perfect_results()[:-1], id="one ran twice instead of another"),
+        ],
+    )
+    def test_missing_case_fails(self, results: list[CaseResult]) -> None:
+        """A grid of which anything is missing has proved nothing."""
+        with pytest.raises(ParityError, match=f"{len(results)} comparisons ran, want 104, each once"):
+            _judge(results)

@@ -1,5 +1,6 @@
 """A published folder, copied and then tampered with in every way that must stop a start."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from service.artifact import Manifest, read_artifact
 from service.errors import StartupError
 
 Edit = Callable[[dict[str, Any]], None]
+
+FILES = ["model.onnx", "weights.onnx", "full.onnx", "project.onnx", "attend.onnx", "attend_full.onnx"]
 
 
 @pytest.fixture
@@ -42,27 +45,35 @@ class TestReading:
         assert (artifact.name, artifact.version) == ("odd", 1)
         assert (layer.num_hiddens, layer.num_heads, layer.head_size) == (21, 3, 7)
         assert (layer.query_size, layer.key_size, layer.value_size) == (11, 13, 17)
-        assert artifact.graph("output") == (folder / "model.onnx").read_bytes()
-        assert artifact.graph("output", "weights") == (folder / "weights.onnx").read_bytes()
         manifest = json.loads((folder / "manifest.json").read_text())
+        for lowering in manifest["lowerings"]:
+            assert artifact.graph(lowering["name"]) == (folder / lowering["file"]).read_bytes()
+        assert artifact.graph("masked") == (folder / "model.onnx").read_bytes()
         assert artifact.digest == manifest["lowerings"][0]["sha256"]
         assert artifact.manifest.model_dump(mode="json") == manifest
 
     def test_later_changes_of_the_files_do_not_matter(self, folder: Path) -> None:
         """The bytes that were checked are the bytes that are kept."""
         artifact = read_artifact(folder, "odd", 1)
-        kept = artifact.graph("output")
+        kept = artifact.graph("masked")
         (folder / "model.onnx").write_bytes(b"other")
-        assert artifact.graph("output") == kept != b"other"
+        assert artifact.graph("masked") == kept != b"other"
 
-    def test_no_such_graph(self, folder: Path) -> None:
-        """Asking for outputs that no graph has says which."""
-        with pytest.raises(StartupError, match="odd/1: has no graph with outputs weights, output"):
-            read_artifact(folder, "odd", 1).graph("weights", "output")
+    def test_digest_is_that_of_masked(self, folder: Path) -> None:
+        """Whatever the order of the lowerings, the digest is that of the portable graph."""
+        edit(folder, lambda manifest: manifest["lowerings"].reverse())
+        artifact = read_artifact(folder, "odd", 1)
+        assert artifact.digest == hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
+
+    @pytest.mark.parametrize("name", ["model.onnx", "Masked", ""], ids=["file", "case", "empty"])
+    def test_no_such_lowering(self, folder: Path, name: str) -> None:
+        """Asking for a lowering that is not there says which."""
+        with pytest.raises(StartupError, match=f"odd/1: has no lowering '{name}'; export it again"):
+            read_artifact(folder, "odd", 1).graph(name)
 
 
 class TestTampered:
-    @pytest.mark.parametrize("file", ["model.onnx", "weights.onnx"])
+    @pytest.mark.parametrize("file", FILES)
     def test_graph(self, folder: Path, file: str) -> None:
         """One other bit in a graph is found by its digest."""
         data = bytearray((folder / file).read_bytes())
@@ -70,7 +81,7 @@ class TestTampered:
         (folder / file).write_bytes(data)
         refused(folder, f"{file}: sha256 is [0-9a-f]{{64}}, the manifest says [0-9a-f]{{64}}; export it again")
 
-    @pytest.mark.parametrize("file", ["model.onnx", "weights.onnx", "manifest.json"])
+    @pytest.mark.parametrize("file", [*FILES, "manifest.json"])
     def test_missing_file(self, folder: Path, file: str) -> None:
         """A file that is not there is named."""
         (folder / file).unlink()
@@ -88,7 +99,7 @@ class TestTampered:
 
 
 MANIFESTS = [
-    pytest.param(lambda m: m.update(format=2), "format: Input should be 1", id="other_format"),
+    pytest.param(lambda m: m.update(format=1), "format: Input should be 2", id="other_format"),
     pytest.param(lambda m: m.pop("format"), "format: Field required", id="no_format"),
     pytest.param(lambda m: m.update(quantised=True), "quantised: Extra inputs are not permitted", id="unknown_field"),
     pytest.param(lambda m: m["layer"].update(rotary=1), r"layer\.rotary: Extra inputs", id="unknown_field_within"),
@@ -99,6 +110,8 @@ MANIFESTS = [
     pytest.param(lambda m: m["layer"].update(scoring="cosine"), r"layer\.scoring: .*'additive'", id="other_scoring"),
     pytest.param(lambda m: m.update(precision="fp8"), "precision: Input should be 'fp32'", id="other_precision"),
     pytest.param(lambda m: m["lowerings"][0].pop("sha256"), r"lowerings\.0\.sha256: Field required", id="no_digest"),
+    pytest.param(lambda m: m["lowerings"][2].pop("name"), r"lowerings\.2\.name: Field required", id="no_name"),
+    pytest.param(lambda m: m["lowerings"][3].pop("inputs"), r"lowerings\.3\.inputs: Field required", id="no_inputs"),
 ]
 
 FILES_OUTSIDE = [
