@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from service.artifact import Layer
 from service.engine import EngineCall, Floats, Projected
 from service.planner import Load, Part, Projecting
-from service.sequences import Sequences
+from service.sequences import Indices, Sequences
 from service.tensors import AttentionInputs, AttentionOutput
 
 
@@ -142,6 +142,8 @@ def _span(sequences: Sequences, row: int, positions: slice) -> slice:
 
 
 def _reads_every_key(share: Share, num_kv: int) -> bool:
+    if len(share.inputs.shortest) == 1:
+        return bool(share.inputs.shortest.item() == num_kv)
     return bool((share.inputs.shortest[share.part.rows] == num_kv).all())
 
 
@@ -175,9 +177,15 @@ def _queries_of(share: Share) -> Pieces:
 def _keys_of(sequences: Sequences, share: Share) -> Pieces:
     """Keys or values of a share: one array where none of what is left of them is padding, else row by row."""
     part, extents = share.part, share.inputs.extents
-    if sequences.length is not None and (extents[part.rows] >= part.num_kv).all():
+    if sequences.length is not None and _none_is_padding(extents, part):
         return sequences.padded()[part.rows, : part.num_kv]
     return [sequences.entry(row)[: min(int(extents[row]), part.num_kv)] for row in _rows(part)]
+
+
+def _none_is_padding(extents: Indices, part: Part) -> bool:
+    if len(extents) == 1:
+        return bool(extents.item() >= part.num_kv)
+    return bool((extents[part.rows] >= part.num_kv).all())
 
 
 def _collate(shares: list[Pieces], length: int) -> Floats:

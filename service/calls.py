@@ -16,7 +16,7 @@ from typing import Final, Protocol, final
 from service.assembly import Share, gather, gather_keys, gather_tile
 from service.errors import DeadlineExceeded, Draining, EngineFailure, ServiceError
 from service.planner import Limits, Load, Part, Projecting, join
-from service.run import Release, Run, Task
+from service.run import Done, Release, Run, Task
 
 # What is computed on the event loop keeps it from everything else for so long.
 SMALL_S: Final = 0.001
@@ -25,7 +25,7 @@ _MOST_JOINED: Final = 64
 
 
 class Observer(Protocol):
-    """Told what is computed. Returns at once; called from any thread."""
+    """Told what is computed. Returns at once; called from any thread, one at a time."""
 
     def called(self, release: Release, rows: int) -> None:
         """An engine call of so many batch entries was made.
@@ -70,6 +70,7 @@ class Calls:
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_comes = False
+        self._arriving = 0
         self._answers: list[Run] = []
         self._answers_announced = False
         # Daemons, so that a second signal can end the process while they compute.
@@ -98,6 +99,37 @@ class Calls:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+
+    async def try_alone(self, run: Run) -> Done | ServiceError | None:
+        """The outcome of a small run that is alone, computed here and now; None where it has to be queued.
+
+        On the event loop. With nobody else there is nothing to queue for, and no thread to be woken.
+        """
+        piece = run.only_piece()
+        if piece is None or piece.seconds(run.job.layer, run.job.engine.cost) > SMALL_S:
+            return None
+        self._arriving += 1
+        await asyncio.sleep(0)  # whatever has arrived together with it gets here, too
+        is_alone = self._arriving == 1 and not self._small
+        self._arriving -= 1
+        return self._compute_alone(run, piece) if is_alone else None
+
+    def _compute_alone(self, run: Run, piece: Part) -> Done | ServiceError:
+        now = self._clock()
+        if now >= run.job.deadline:
+            return expired()
+        run.began = now
+        load = Load.of(piece)
+        task = Task(0, run, piece, load, 0.0, "idle")
+        alone = not (self._running or self._large)
+        fault = _fault_of(lambda: _compute_and_place([task], load, alone=alone))
+        if fault is not None:
+            return fault
+        with self._changed:
+            self._observer.called("idle", piece.num_rows)
+        run.count(piece, load, 0)
+        fault = _fault_of(lambda: run.finish(self._clock()))
+        return fault or run.outcome or expired()
 
     def start(self, run: Run) -> None:
         """Queues the first tasks of a run. On the event loop."""
@@ -231,7 +263,8 @@ class Calls:
             return
         if fault is None:
             release: Release = "joined" if len(tasks) > 1 else tasks[0].release
-            self._observer.called(release, sum(task.num_rows for task in tasks))
+            with self._changed:
+                self._observer.called(release, sum(task.num_rows for task in tasks))
         for task in tasks:
             self._settle(task, batch.load, fault)
 

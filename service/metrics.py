@@ -2,13 +2,14 @@
 
 from typing import Final, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+
+from service.tally import Counters, Histograms
 
 _BUCKETS_S: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
-
 _BUCKETS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 RELEASES: Final = ("idle", "freed", "joined", "slice")
@@ -19,67 +20,61 @@ STAGES: Final = ("decode", "queue", "compute", "encode")
 
 @final
 class Metrics:
-    """The service's own counts and times. Durations in seconds, sizes in bytes."""
+    """The service's own counts and times. Durations in seconds, sizes in bytes.
+
+    All is written on the event loop, except by `called`.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "mha_requests", "Answered requests; code is ok or the error's.", ["route", "method", "status", "code"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.request_seconds = Histogram(
-            "mha_request_seconds", "From the request's head to the end of its answer.", ["route"],
-            buckets=_BUCKETS_S, registry=self.registry,
-        )  # fmt: skip
-        self.stage_seconds = Histogram(
-            "mha_stage_seconds", "Time of one stage of an inference request.", ["stage"],
-            buckets=_BUCKETS_S, registry=self.registry,
-        )  # fmt: skip
-        self.in_flight = Gauge("mha_requests_in_flight", "Requests being answered.", registry=self.registry)
-        self.queued = Gauge("mha_queue_requests", "Requests waiting for a worker.", registry=self.registry)
-        self.workers = Gauge("mha_workers", "Engine calls that may run at once.", registry=self.registry)
-        self.received_bytes = Counter(
-            "mha_received_bytes", "Bytes of inference request bodies.", ["media_type"], registry=self.registry
+        self.requests = Counters(
+            "mha_requests", "Answered requests; code is ok or the error's.", ("route", "method", "status", "code"), ()
         )
-        self.sent_bytes = Counter(
-            "mha_sent_bytes", "Bytes of inference answers.", ["media_type"], registry=self.registry
+        self.request_seconds = Histograms(
+            "mha_request_seconds", "From the request's head to the end of its answer.", ("route",), _BUCKETS_S, ()
         )
-        self.calls = Counter(
+        self.stage_seconds = Histograms(
+            "mha_stage_seconds", "Time of one stage of an inference request.", ("stage",), _BUCKETS_S, _each(STAGES)
+        )
+        self.received_bytes = Counters("mha_received_bytes", "Bytes of inference request bodies.", ("media_type",), ())
+        self.sent_bytes = Counters("mha_sent_bytes", "Bytes of inference answers.", ("media_type",), ())
+        self.calls = Counters(
             "mha_engine_calls",
             "Engine calls, by why each was made when it was: idle (a worker was free), freed (it waited for one), "
             "joined (several requests share it), slice (one of several of a request).",
-            ["release"],
-            registry=self.registry,
+            ("release",),
+            _each(RELEASES),
         )
-        self.call_rows = Histogram(
-            "mha_call_rows", "Batch entries of an engine call.", buckets=_BUCKETS_ROWS, registry=self.registry
-        )
-        self.queries = Counter(
-            "mha_queries", "Queries of answered requests: valid, computed (padding included).", ["kind"],
-            registry=self.registry,
+        self.call_rows = Histograms("mha_call_rows", "Batch entries of an engine call.", (), _BUCKETS_ROWS, ((),))
+        self.queries = Counters(
+            "mha_queries", "Queries of answered requests: valid, computed (padding included).", ("kind",),
+            _each(QUERY_KINDS),
         )  # fmt: skip
-        self.keys = Counter(
+        self.keys = Counters(
             "mha_keys",
             "Keys of answered requests: received, valid (within a length), computed (padding and repeats included).",
-            ["kind"],
-            registry=self.registry,
+            ("kind",),
+            _each(KEY_KINDS),
         )
+        for family in (
+            self.requests, self.request_seconds, self.stage_seconds, self.received_bytes, self.sent_bytes, self.calls,
+            self.call_rows, self.queries, self.keys,
+        ):  # fmt: skip
+            self.registry.register(family)
+        self.in_flight = Gauge("mha_requests_in_flight", "Requests being answered.", registry=self.registry)
+        self.queued = Gauge("mha_queue_requests", "Requests waiting for a worker.", registry=self.registry)
+        self.workers = Gauge("mha_workers", "Engine calls that may run at once.", registry=self.registry)
         self.ready = Gauge("mha_ready", "1 while the server takes requests, else 0.", registry=self.registry)
         self.model_info = Gauge(
             "mha_model_info", "1 for each model served.", ["model", "version", "digest", "device"],
             registry=self.registry,
         )  # fmt: skip
-        # Looked up once, because every request needs them all.
-        self.stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
-        self.keys_of_kind = {kind: self.keys.labels(kind) for kind in KEY_KINDS}
-        self.queries_of_kind = {kind: self.queries.labels(kind) for kind in QUERY_KINDS}
-        self._calls_of_release = {release: self.calls.labels(release) for release in RELEASES}
 
     def called(self, release: str, rows: int) -> None:
-        """An engine call was made. From any thread."""
-        self._calls_of_release[release].inc()
-        self.call_rows.observe(rows)
+        """An engine call was made. From any thread, one at a time."""
+        self.calls.add((release,))
+        self.call_rows.observe((), rows)
 
     def queue_changed(self, waiting: int) -> None:
         """So many requests wait."""
@@ -88,3 +83,7 @@ class Metrics:
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _each(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [(name,) for name in names]

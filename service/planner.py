@@ -19,8 +19,11 @@ from service.tensors import AttentionInputs
 _MAX_LENGTHS: Final = 32
 # A row this many times longer than a call should be is tiled, although its keys must then be projected on their own.
 _TILED_CALLS: Final = 2.0
-# Calls are joined where that saves this share of their time; below it the copying eats the gain.
-_LEAST_SAVING: Final = 0.1
+# What one more call costs beside computing: to be put together, handed over and taken apart again. Measured as the
+# difference between a request's time in a worker and on the event loop (docs/decisions/0009-small-calls.md).
+_CALL_OVERHEAD_S: Final = 5e-5
+# Rows of several requests are copied into one array, at about 5 GB/s on the machine of that page.
+_COPIED_BYTE_S: Final = 2e-10
 
 
 @final
@@ -100,6 +103,10 @@ def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits,
     No part's scores exceed the workspace unless a single query's do.
     """
     planning = _Planning(layer, cost, limits, need_weights)
+    if len(inputs.extents) == 1:
+        group = _only(inputs)
+        if planning.most_rows(group) > 0:
+            return Plan((), (Part(slice(0, 1), slice(0, group.num_queries), group.num_kv, group.exact),))
     projections: list[Projecting] = []
     parts: list[Part] = []
     for group in _groups(inputs, layer, cost):
@@ -143,6 +150,11 @@ class Load:
         """Floating-point operations of the call."""
         return self.num_rows * row_flops(layer, self.num_queries, self.num_kv)
 
+    def bytes(self, layer: Layer) -> int:
+        """Bytes of its queries, keys and values."""
+        features = self.num_queries * layer.query_size + self.num_kv * (layer.key_size + layer.value_size)
+        return self.num_rows * features * np.dtype(np.float32).itemsize
+
 
 def join(first: Load, waiting: Iterable[Load], layer: Layer, cost: CostModel, limits: Limits) -> tuple[Load, list[int]]:
     """Which of the waiting parts go into one call with the first, and the call they make.
@@ -151,6 +163,7 @@ def join(first: Load, waiting: Iterable[Load], layer: Layer, cost: CostModel, li
     that averages all its keys would get more of them.
     """
     call, chosen = first, []
+    call_s = cost.seconds(call.flops(layer))
     for index, part in enumerate(waiting):
         together = call.joined(part)
         if together.exact and call.num_kv != part.num_kv:
@@ -158,9 +171,9 @@ def join(first: Load, waiting: Iterable[Load], layer: Layer, cost: CostModel, li
         if together.num_rows * score_bytes(layer, together.num_queries, together.num_kv) > limits.workspace_bytes:
             continue
         together_s = cost.seconds(together.flops(layer))
-        apart_s = cost.seconds(call.flops(layer)) + cost.seconds(part.flops(layer))
-        if together_s <= limits.call_s and together_s <= (1 - _LEAST_SAVING) * apart_s:
-            call = together
+        apart_s = call_s + cost.seconds(part.flops(layer)) + _CALL_OVERHEAD_S
+        if together_s <= limits.call_s and together_s + part.bytes(layer) * _COPIED_BYTE_S < apart_s:
+            call, call_s = together, together_s
             chosen.append(index)
     return call, chosen
 
@@ -174,6 +187,12 @@ class _Group:
     num_queries: int
     num_kv: int
     exact: bool
+
+
+def _only(inputs: AttentionInputs) -> _Group:
+    """The group of a request of one row, of which most requests are: found without any of what follows."""
+    num_queries, shortest = inputs.queries.lengths.item(), inputs.shortest.item()
+    return _Group(np.zeros(1, np.int64), num_queries, inputs.extents.item(), shortest == 0)
 
 
 def _groups(inputs: AttentionInputs, layer: Layer, cost: CostModel) -> Iterator[_Group]:

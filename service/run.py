@@ -81,6 +81,7 @@ class Run:
         self.deliver = deliver
         self.release: Callable[[], None] | None = None
         self._submitted = submitted
+        self._first = calls.parts[0]
         self._projecting: Iterator[Piece] = iter(calls.projections)
         self._parts: Iterator[Piece] = iter(calls.parts)
         self._unprojected = len(calls.projections)
@@ -97,6 +98,10 @@ class Run:
     def is_complete(self) -> bool:
         """Whether every part was placed."""
         return not self._unplaced
+
+    def only_piece(self) -> Part | None:
+        """The part of a run that has no other and nothing to project; None if it is not so."""
+        return self._first if self.num_tasks == 1 else None
 
     def next_pieces(self, most: int) -> list[Piece]:
         """Up to so many pieces that may be computed now: parts only when every projection is there."""

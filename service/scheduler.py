@@ -70,14 +70,12 @@ class Scheduler:
         self._admit()
         loop = asyncio.get_running_loop()
         self._open(loop)
-        now, answer = self._clock(), loop.create_future()
-        run = Run(job, calls, now, lambda outcome: _deliver(answer, outcome))
-        timer = loop.call_later(max(0.0, job.deadline - now), _deliver, answer, expired())
-        self._calls.start(run)
+        answer: asyncio.Future[Done] = loop.create_future()
+        run = Run(job, calls, self._clock(), lambda outcome: _deliver(answer, outcome))
         try:
-            done: Done = await answer
+            outcome = await self._calls.try_alone(run)
+            done = _result(outcome) if outcome is not None else await self._queued(run, answer)
         finally:
-            timer.cancel()
             self._calls.drop(run, self._release)
         self._note(done.compute_s)
         return done
@@ -90,6 +88,15 @@ class Scheduler:
     def close(self) -> None:
         """Ends the workers, after what they are computing."""
         self._calls.close()
+
+    async def _queued(self, run: Run, answer: "asyncio.Future[Done]") -> Done:
+        remaining_s = max(0.0, run.job.deadline - self._clock())
+        timer = answer.get_loop().call_later(remaining_s, _deliver, answer, expired())
+        self._calls.start(run)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_open:
@@ -112,6 +119,12 @@ class Scheduler:
     def _release(self) -> None:
         self._pending -= 1
         self._observer.queue_changed(self.queued)
+
+
+def _result(outcome: Done | ServiceError) -> Done:
+    if isinstance(outcome, ServiceError):
+        raise outcome
+    return outcome
 
 
 def _deliver(answer: "asyncio.Future[Done]", outcome: Done | ServiceError) -> None:

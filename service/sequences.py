@@ -4,6 +4,7 @@ numpy only. Shape letters: B batch, N positions of an entry.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self, final
 
 import numpy as np
@@ -11,6 +12,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
+
+
+@lru_cache(maxsize=1024)
+def _even(batch: int, length: int) -> tuple[Indices, Indices]:
+    """Lengths and starts of so many equal entries. Read only, since they are shared; kept, since traffic repeats."""
+    lengths, starts = np.full(batch, length), np.arange(0, batch * length, length)
+    lengths.flags.writeable = starts.flags.writeable = False
+    return lengths, starts
 
 
 @final
@@ -34,8 +43,8 @@ class Sequences:
     def dense(cls, tensor: Array) -> Self:
         """The entries of a (B, N, size) array; no copy if it is contiguous."""
         batch, length, size = tensor.shape
-        starts = np.arange(0, batch * length, length)
-        return cls(tensor.reshape(batch * length, size), np.full(batch, length), starts, length)
+        lengths, starts = _even(batch, length)
+        return cls(tensor.reshape(batch * length, size), lengths, starts, length)
 
     @classmethod
     def ragged(cls, data: Array, lengths: Indices) -> Self:

@@ -5,6 +5,7 @@ numpy only. Shape letters: B batch, Q queries, K key-value pairs, H heads; sum Q
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, final
@@ -81,9 +82,12 @@ class AttentionInputs:
             NonFinite: a value that would be used is nan or infinite in float32.
         """
         raw_queries, raw_keys, raw_values = _read(wire.tensors, layer)
-        valid_lens = _parse_valid_lens(_array(wire.tensors, "valid_lens"), raw_queries, raw_keys)
-        shortest = np.minimum.reduceat(valid_lens, raw_queries.starts)
-        extents = np.where(shortest == 0, raw_keys.lengths, np.maximum.reduceat(valid_lens, raw_queries.starts))
+        raw_lens = _array(wire.tensors, "valid_lens")
+        valid_lens = _parse_valid_lens(raw_lens, raw_queries, raw_keys)
+        shortest = extents = raw_keys.lengths
+        if raw_lens is not None:
+            shortest = np.minimum.reduceat(valid_lens, raw_queries.starts)
+            extents = np.where(shortest == 0, extents, np.maximum.reduceat(valid_lens, raw_queries.starts))
         queries = _finite("queries", raw_queries, raw_queries.lengths)
         keys = queries if raw_keys is raw_queries else _finite("keys", raw_keys, extents)
         values = keys if raw_values is raw_keys else _finite("values", raw_values, extents)
@@ -222,7 +226,7 @@ def _check_batch(queries: Sequences, keys: Sequences, values: Sequences) -> None
     for name, tensor in (("keys", keys), ("values", values)):
         if len(tensor) != len(queries):
             raise InvalidShape(f"{name}: batch is {len(tensor)}, queries have {len(queries)}")
-    if values is keys:
+    if values is keys or (values.length is not None and values.length == keys.length):
         return
     differing = np.flatnonzero(values.lengths != keys.lengths)
     if len(differing):
@@ -270,9 +274,11 @@ def _per_query(lengths: Indices, queries: Sequences) -> Indices:
 
 
 def _finite(name: str, raw: Sequences, extents: Indices) -> Sequences:
-    # A float64 beyond float32 becomes infinite here and is refused, where it counts, as not finite.
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted = np.require(raw.data, np.float32, ("C", "A"))
+    converted = raw.data
+    if converted.dtype != np.float32 or not (converted.flags.c_contiguous and converted.flags.aligned):
+        # A float64 beyond float32 becomes infinite here and is refused, where it counts, as not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = np.require(raw.data, np.float32, ("C", "A"))
     if not _is_finite(converted):
         _refuse_non_finite(name, raw, converted, extents)
     return raw.of(converted)
@@ -290,7 +296,8 @@ def _refuse_non_finite(name: str, raw: Sequences, data: NDArray[np.float32], ext
 def _is_finite(tensor: Array) -> bool:
     # One pass without a temporary. A sum can also overflow on finite input, so only a finite sum is believed.
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(tensor.sum(dtype=np.float32))) or bool(np.isfinite(tensor).all())
+        total = np.add.reduce(tensor, axis=None, dtype=np.float32)
+    return math.isfinite(total) or bool(np.isfinite(tensor).all())
 
 
 def _cast(tensor: NDArray[np.float32], dtype: np.dtype[Any]) -> Array:

@@ -61,8 +61,8 @@ class Boundary:
     def _count(self, exchange: "_Exchange", scope: Scope) -> None:
         route = _route(scope)
         seconds = time.perf_counter() - exchange.started
-        self._metrics.requests.labels(route, scope["method"], str(exchange.status or 499), exchange.code).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
+        self._metrics.requests.add((route, scope["method"], str(exchange.status or 499), exchange.code))
+        self._metrics.request_seconds.observe((route,), seconds)
         quiet = route.startswith(("/health", "/metrics"))
         (_log.debug if quiet else _log.info)(
             "request",

@@ -46,7 +46,7 @@ class Inference:
 
     async def decode(self, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:
         """What `work` makes of the body."""
-        self._state.metrics.received_bytes.labels(media_type).inc(size_bytes)
+        self._state.metrics.received_bytes.add((media_type,), size_bytes)
         return await self._timed("decode", media_type, size_bytes, work)
 
     async def compute(
@@ -78,24 +78,24 @@ class Inference:
     ) -> None:
         """Sends the answer with its own headers and the stages' times."""
         size_bytes = sum(map(len, chunks))
-        self._state.metrics.sent_bytes.labels(media_type).inc(size_bytes)
+        self._state.metrics.sent_bytes.add((media_type,), size_bytes)
         named = [("content-type", media_type), ("content-length", str(size_bytes)), *headers, self._server_timing()]
         await _send(send, chunks, size_bytes, [(name.encode(), value.encode()) for name, value in named])
 
     def record(self, model: ServedModel, batch: int) -> None:
         """Counts the request as answered, in the metrics and in the model's statistics."""
         for stage, seconds in self._seconds.items():
-            self._state.metrics.stages[stage].observe(seconds)
+            self._state.metrics.stage_seconds.observe((stage,), seconds)
         total_s = time.perf_counter() - self._arrived
         model.statistics.answered(batch, self._calls, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
 
     def _count(self, inputs: AttentionInputs, done: Done) -> None:
         metrics = self._state.metrics
-        metrics.queries_of_kind["valid"].inc(len(inputs.queries.data))
-        metrics.queries_of_kind["computed"].inc(done.computed_queries)
-        metrics.keys_of_kind["received"].inc(len(inputs.keys.data))
-        metrics.keys_of_kind["valid"].inc(int(inputs.extents.sum()))
-        metrics.keys_of_kind["computed"].inc(done.computed_keys)
+        metrics.queries.add(("valid",), len(inputs.queries.data))
+        metrics.queries.add(("computed",), done.computed_queries)
+        metrics.keys.add(("received",), len(inputs.keys.data))
+        metrics.keys.add(("valid",), int(inputs.extents.sum()))
+        metrics.keys.add(("computed",), done.computed_keys)
 
     def _server_timing(self) -> tuple[str, str]:
         # Durations in milliseconds, as browsers and load testers read them.

@@ -130,7 +130,9 @@ class TestExamples:
         assert lone_server.client.post("/v2/repository/models/attention/load").status_code == 200
 
     @pytest.mark.parametrize(
-        "block", re.findall(r"```python\n(.*?)```", README + API, re.DOTALL), ids=["safetensors", "tritonclient"]
+        "block",
+        re.findall(r"```python\n(.*?)```", README + API, re.DOTALL),
+        ids=["safetensors", "packed", "tritonclient"],
     )
     def test_python_runs(self, lone_server: ServerProcess, capsys: pytest.CaptureFixture[str], block: str) -> None:
         """The documents' Python runs as it stands but for the port, and prints the shapes its comments promise."""

@@ -213,9 +213,14 @@ class TestJoining:
         call, chosen = join(self.TINY, [Load(1, 3, 5, exact=False), self.TINY], LAYER, DEAR_CALLS, UNBOUNDED)
         assert (call, chosen) == (Load(3, 3, 5, exact=False), [0, 1])
 
-    def test_work_is_not_padded_to_save_nothing(self) -> None:
-        """Where calls cost nothing, nothing joins, not even what has the same shape."""
-        assert join(self.TINY, [self.TINY, Load(1, 2, 97, exact=False)], LAYER, DEAR_WORK, UNBOUNDED)[1] == []
+    def test_work_is_not_padded_to_save_a_hand_over(self) -> None:
+        """Where calls cost only their hand-over, what has the same shape joins, and what is longer does not."""
+        assert join(self.TINY, [Load(1, 2, 97, exact=False), self.TINY], LAYER, DEAR_WORK, UNBOUNDED)[1] == [1]
+
+    def test_what_is_dear_to_copy_stays_out(self) -> None:
+        """Rows that take longer to copy than a hand-over takes are computed where they are."""
+        large = Load(1, 1999, 1999, exact=False)
+        assert join(large, [large], LAYER, DEAR_WORK, UNBOUNDED)[1] == []
 
     def test_what_is_much_longer_stays_out(self) -> None:
         """A part joins only where the padding costs less than the call saves."""

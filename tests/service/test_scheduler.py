@@ -18,13 +18,16 @@ from tests.fakes import Unprojecting
 from tests.strategies import LAYER, Array
 
 HOUR_S = 3600.0
+FLOPS = row_flops(LAYER, 2, 5)  # of a row of a large job; a job of `job()` has a few less
+# In all three, a call of twice the work takes more than twice as long, so that no two jobs share one.
 # Rows of different lengths are calls of their own, and none is so small that the event loop computes it.
-WORK = CostModel.linear(call_s=0.0, flop_s=1.5e-3 / row_flops(LAYER, 2, 3))
-# A job of `job()` takes 1.7 ms: too long for the event loop, and too long for its call to be worth sharing.
-APART = CostModel.linear(call_s=2e-4, flop_s=1.5e-3 / row_flops(LAYER, 2, 3))
-# It takes 2 ms whatever is in it, so all that wait share a call; or it is so small that the event loop computes it.
+WORK = CostModel(((0.0, 0.0), (FLOPS, 2e-3), (10 * FLOPS, 40e-3)))
+# A job of `job()` takes 1.7 ms: too long for the event loop.
+APART = CostModel(((0.0, 1.7e-3), (FLOPS, 1.7e-3), (2 * FLOPS, 9e-3)))
+# It is so small that the event loop computes it.
+SMALL = CostModel(((0.0, 5e-4), (FLOPS, 5e-4), (2 * FLOPS, 9e-3)))
+# It takes 2 ms whatever is in it, so all that wait share a call.
 SHARED = CostModel.linear(call_s=2e-3, flop_s=0.0)
-SMALL = CostModel.linear(call_s=1e-4, flop_s=0.9e-3 / row_flops(LAYER, 2, 3))
 LIMIT_S = 30  # until a test that hangs is given up
 
 

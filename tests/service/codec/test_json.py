@@ -117,9 +117,9 @@ class TestDecode:
             if isinstance(want, Sequences):
                 assert isinstance(got, Sequences)
                 assert got.lengths.tolist() == want.lengths.tolist()
-                got, want = got.data, want.data
-            assert want is not None
-            np.testing.assert_array_equal(got, want, strict=True)
+                np.testing.assert_array_equal(got.data, want.data, strict=True)
+            else:
+                np.testing.assert_array_equal(got, want, strict=True)
 
     def test_entries_may_differ_in_length(self) -> None:
         """Lists of the second axis may be of different lengths: they are the entries, one after the other."""
