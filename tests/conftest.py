@@ -86,3 +86,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
     """A real server of the three models."""
     with serving(tmp_path_factory.mktemp("server") / "log", "--models", str(repository)) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def lone_server(tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path) -> Iterator[ServerProcess]:
+    """A server of the example layer alone, as `make serve` starts it."""
+    with serving(tmp_path_factory.mktemp("lone") / "log", "--models", str(seeds_repository)) as process:
+        yield process

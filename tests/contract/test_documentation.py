@@ -1,7 +1,6 @@
 """What the documents say is what there is: settings, routes, errors, metrics, and examples that run."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from service.http.parameters import NAMES
 from service.http.views import MEDIA_TYPES
 from service.settings import Settings, environment_name, flag_name
 from service.start import codecs
-from tests.served import ServerProcess, serving
+from tests.served import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -30,13 +29,6 @@ def openapi(server: ServerProcess) -> dict[str, Any]:
     """What the server says of itself."""
     answer: dict[str, Any] = server.client.get("/openapi.json").json()
     return answer
-
-
-@pytest.fixture(scope="module")
-def lone_server(tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path) -> Iterator[ServerProcess]:
-    """A server of the example layer alone, as `make serve` starts it."""
-    with serving(tmp_path_factory.mktemp("lone") / "log", "--models", str(seeds_repository)) as process:
-        yield process
 
 
 def example_of(path: str, operation: dict[str, Any]) -> tuple[str, Any]:
