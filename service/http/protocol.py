@@ -26,11 +26,21 @@ _FIRST_BYTES: Final = 1024 * 1024
 class Protocol(HttpToolsProtocol):
     """Offers `READ_WHOLE` to the application, and answers what is no HTTP with 400 `malformed_body`."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        self._writer = _HeadWithBody(transport)
+
+    def on_response_complete(self) -> None:
+        """An answer is complete, perhaps without a body."""
+        self._writer.flush()
+        super().on_response_complete()
+
     def on_headers_complete(self) -> None:
         """The parser has a request's head."""
         super().on_headers_complete()
         # The application starts in the event loop's next round, so it finds this.
-        self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
+        self.cycle.transport = self._writer  # type: ignore[assignment]
         self.cycle.scope["extensions"] = {READ_WHOLE: {"read": partial(self.read_whole, self.cycle)}}
 
     async def read_whole(self, cycle: RequestResponseCycle, num_bytes: int) -> bytearray:
@@ -84,10 +94,20 @@ class _HeadWithBody:
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self.close = transport.close
         self.is_closing = transport.is_closing
         self._transport = transport
         self._head: bytes | None = None
+
+    def flush(self) -> None:
+        """Writes a head that nothing has followed."""
+        if self._head is not None:
+            self._transport.write(self._head)
+            self._head = None
+
+    def close(self) -> None:
+        """Closes the transport once everything is written."""
+        self.flush()
+        self._transport.close()
 
     def write(self, data: bytes) -> None:
         """Writes it, or keeps it until the next if it is a head that a body will follow."""

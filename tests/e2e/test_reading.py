@@ -148,3 +148,13 @@ def test_announced_memory_is_not_taken(lone_server: ServerProcess) -> None:
     finally:
         for sock in sockets:
             sock.close()
+
+
+def test_head_of_the_last_request(lone_server: ServerProcess) -> None:
+    """An answer without a body arrives, also where the connection is closed behind it."""
+    with connection(lone_server) as sock:
+        sock.sendall(b"HEAD /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = b"".join(iter(lambda: sock.recv(65536), b""))
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b""
