@@ -2,6 +2,7 @@
 
 import datetime
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ def main(only: tuple[str, ...], names: tuple[str, ...], rounds: int, seconds: fl
     """
     if shutil.which("wrk") is None:
         sys.exit("wrk is not installed (Debian and Ubuntu: apt-get install wrk)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # not before its servers have ended
     chosen = [one for one in CONTESTANTS if not only or one.name in only or one.name == OURS]
     workloads = [one for one in WORKLOADS if not names or one.name in names]
     export_graph()

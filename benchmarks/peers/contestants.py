@@ -51,6 +51,9 @@ class Contestant:
         command: with {bin} and {port} to be filled in; it runs in `servers/`.
         routes: the path for each form that it accepts.
         loaded, idle: the setups to try with many connections and with one.
+        variables: of its environment.
+        polls: it takes CPU while it is idle, and is stopped while others are measured. The supervisors of some of
+            those that do not poll take a pause for a crash.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Contestant:
     loaded: Sequence[Setup]
     idle: Sequence[Setup]
     variables: Mapping[str, str] = field(default_factory=dict)
+    polls: bool = False
 
     def forms(self, workload: Workload) -> Sequence[Form]:
         """The forms that it is asked in."""
@@ -91,13 +95,14 @@ CONTESTANTS: Final = (
         "mosec", "mosec", "mosec_server.py", {"raw": "/inference", "json": "/json"},
         WORKER_PROCESSES, Setup(processes=CPUS, batch=16, wait_ms=1), Setup(processes=CPUS, batch=16, wait_ms=5),
     ),
-    _peer("LitServe", "litserve", "litserve_server.py", {"raw": "/raw", "json": "/json"}, WORKER_PROCESSES),
+    _peer("LitServe", "litserve", "litserve_server.py", {"raw": "/raw", "json": "/json"}, WORKER_PROCESSES, polls=True),
     _peer(
         "MLServer", "mlserver", "mlserver_server.py", {"raw": "/raw", "oip-json": "/v2/models/attention/infer"},
         WORKER_PROCESSES, WORKER_THREADS,
     ),
     _peer(
         "Ray Serve", "rayserve", "rayserve_server.py", {"raw": "/", "json": "/"}, WORKER_PROCESSES,
+        polls=True,
         variables={
             # Its documented settings for throughput: seven times the rate of the defaults at (1, 16, 16).
             "RAY_SERVE_ENABLE_HA_PROXY": "1",

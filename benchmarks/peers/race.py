@@ -1,7 +1,7 @@
 """One workload, all contestants: the best setup of each, then rounds in which they take turns."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,7 +63,8 @@ class Race:
                     unavailable.append(Lane(contestant.name, unavailable=str(error)))
             for number in range(rounds):
                 for turn in turns if number % 2 == 0 else reversed(turns):
-                    self._take(turn, seconds)
+                    others = {other.server for other in turns if other.server} - {turn.server}
+                    self._take(turn, seconds, others)
             return [*(turn.lane for turn in turns), *unavailable]
 
     def _enter(self, contestant: Contestant, stack: ExitStack) -> "list[_Turn]":
@@ -134,7 +135,7 @@ class Race:
         setup = self._fastest(setups, lambda setup: limit.load(self._feeds, setup, TUNE_S), LIMIT)
         return _Turn(Lane(LIMIT, setup=setup), lambda seconds: limit.load(self._feeds, setup, seconds), None)
 
-    def _take(self, turn: "_Turn", seconds: float) -> None:
+    def _take(self, turn: "_Turn", seconds: float, others: Iterable[Server]) -> None:
         if turn.lane.unavailable:
             return
         try:
@@ -143,7 +144,9 @@ class Race:
                 turn.server.await_ready()
             with suppress(Unavailable):  # a proxy may have given up on workers that stood still; it gets over that
                 turn.load(WARM_UP_S)
+            before_s = sum(other.cpu_s() for other in others)
             figures = turn.load(seconds)
+            idle_us = round((sum(other.cpu_s() for other in others) - before_s) * 1e6)
         except Unavailable as error:
             turn.lane.unavailable = str(error)
             self._say(f"  {turn.lane.name}: {error}")
@@ -151,7 +154,7 @@ class Race:
         finally:
             if turn.server:
                 turn.server.pause()
-        turn.lane.rounds.append(figures)
+        turn.lane.rounds.append({**figures, "others_cpu_us": idle_us})
         rate = figures["requests"] / (figures["duration_us"] / 1e6)
         self._say(
             f"  {turn.lane.name:12} {turn.lane.form or '':14} {rate:9.1f}/s  p50 {figures['p50_us'] / 1000:8.2f} ms"

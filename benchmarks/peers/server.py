@@ -1,14 +1,16 @@
 """A server process and everything that it starts: brought up, stopped while others are measured, and ended.
 
-The processes are found by their session, which all of a server's processes share: some peers give each worker a process
-group of its own.
+The processes are found by their descent and by their session: some peers' workers lose the one, some the other.
 """
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -21,7 +23,7 @@ from benchmarks.peers.forms import CODECS
 from benchmarks.peers.workloads import dense
 
 START_S: Final = 90.0
-_END_S: Final = 15.0
+_END_S: Final = 5.0
 _POLL_S: Final = 0.1
 
 
@@ -72,34 +74,44 @@ class Server:
         raise Unavailable(f"did not start: {_last_line(_log(self.contestant))}")
 
     def pause(self) -> None:
-        """Stops every process of it, so that it takes no CPU from the one that is measured."""
-        self._signal(signal.SIGSTOP)
+        """Stops every process of it, if it is one that takes CPU while nobody asks it anything."""
+        if self.contestant.polls:
+            _signal(self._members(), signal.SIGSTOP)
 
     def resume(self) -> None:
         """Undoes `pause`."""
-        self._signal(signal.SIGCONT)
+        if self.contestant.polls:
+            _signal(self._members(), signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """The CPU time that its processes have taken so far."""
+        total = 0.0
+        for one in self._members():
+            with suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                total += times.user + times.system
+        return total
 
     def end(self) -> None:
-        """Asks it to end, and ends what is left of it after 15 s."""
+        """Asks it to end, and ends what is left of it after 5 s."""
         self.resume()
+        members = self._members()
         self._process.terminate()
-        deadline = time.monotonic() + _END_S
-        while self._members() and time.monotonic() < deadline:
-            self._process.poll()
-            time.sleep(_POLL_S)
-        self._signal(signal.SIGKILL)
+        psutil.wait_procs(members, _END_S)
+        _signal([*members, *self._members()], signal.SIGKILL)
         self._process.wait()
 
     def _members(self) -> list[psutil.Process]:
-        # The session has the number of the process that began it, and outlives it.
-        return [one for one in psutil.process_iter() if _session(one.pid) == self._process.pid]
+        members = {one for one in psutil.process_iter() if _session(one.pid) == self._process.pid}
+        with suppress(psutil.NoSuchProcess):
+            members.update(psutil.Process(self._process.pid).children(recursive=True))
+        return list(members)
 
-    def _signal(self, number: signal.Signals) -> None:
-        for one in self._members():
-            try:
-                one.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):  # psutil knows a process that got the number of another one
+            one.send_signal(number)
 
 
 def _session(pid: int) -> int | None:
@@ -110,10 +122,20 @@ def _session(pid: int) -> int | None:
 
 
 def _free_port() -> int:
+    """A port that is free with the one after it, which MLServer takes too; below those that clients are given."""
+    while True:
+        port = 20_000 + 2 * secrets.randbelow(5_000)
+        if _is_free(port) and _is_free(port + 1):
+            return port
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _log(contestant: Contestant) -> Path:
