@@ -44,14 +44,18 @@ def main(only: tuple[str, ...], names: tuple[str, ...], rounds: int, seconds: fl
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # not before its servers have ended
     chosen = [one for one in CONTESTANTS if not only or one.name in only or one.name == OURS]
     workloads = [one for one in WORKLOADS if not names or one.name in names]
-    export_graph()
+    try:
+        export_graph()
+        in_process = planned.measure()
+    except Unavailable as error:
+        sys.exit(str(error))
     ready, unavailable = _prepared(chosen)
     partial = rounds < _FEW_ROUNDS or seconds < _FEW_SECONDS or bool(only or names)
     results: dict[str, Any] = {
         "format": 1, "partial": partial, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **commit(), "machine": description(), "rounds": rounds, "seconds": seconds,
         "packages": {one.name: versions(one) for one in ready}, "unavailable": unavailable,
-        "planned": planned.measure(), "workloads": [],
+        "planned": in_process, "workloads": [],
     }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     for workload in workloads:

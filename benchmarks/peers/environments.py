@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers.contestants import BENCH, GRAPH, HERE, MODELS, ROOT, Contestant
+from benchmarks.peers.contestants import BENCH, HERE, MODELS, ROOT, Contestant
 from benchmarks.peers.exchange import Unavailable
 
 
@@ -28,14 +28,18 @@ def prepare(contestant: Contestant) -> None:
 
 
 def export_graph() -> None:
-    """Exports the layer of 512 hiddens and 8 heads, unless it is there."""
-    if not GRAPH.exists():
-        sizes = ["--num-hiddens", "512", "--num-heads", "8"]
-        _run([sys.executable, str(ROOT / "mha.py"), "export", *sizes, "--name", "attention", "--out", str(MODELS)])
+    """Exports the layer of 512 hiddens and 8 heads, anew each time: what is there may be another version's.
+
+    Raises:
+        Unavailable: the export failed.
+    """
+    sizes = ["--num-hiddens", "512", "--num-heads", "8", "--seed", "0"]
+    where = ["--name", "attention", "--version", "1", "--force", "--out", str(MODELS)]
+    _run([sys.executable, str(ROOT / "mha.py"), "export", *sizes, *where])
 
 
 def _run(command: list[str], cwd: Path = ROOT) -> None:
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         lines = (ended.stderr or ended.stdout).strip().splitlines() or ["no word"]
-        raise Unavailable(f"cannot be installed: {lines[-1][:200]}")
+        raise Unavailable(f"cannot be made ready: {lines[-1][:200]}")

@@ -15,7 +15,7 @@ def measure() -> dict[str, Any]:
     Raises:
         Unavailable: it failed.
     """
-    command = [sys.executable, str(ROOT / "benchmarks" / "ragged.py"), str(GRAPH.parent)]
+    command = [sys.executable, "-m", "benchmarks.ragged", str(GRAPH.parent)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         raise Unavailable(f"ragged.py: {ended.stderr.strip()[-200:]}")
