@@ -31,7 +31,7 @@ check: $(VENV)/.dev  ## Lint, types, the direction of imports, spelling.
 	$(BIN)/lint-imports
 	$(BIN)/typos
 
-bench: $(VENV)/.dev  ## Measure the service against its peers (wrk, an hour), and put the table into the README.
+bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants wrk), and put the table into the README.
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers.table
 

@@ -114,7 +114,7 @@ CONTESTANTS: Final = (
     Contestant(
         "BentoML", "bentoml",
         ("{bin}/bentoml", "serve", "bentoml_server:Layer", "--host", "127.0.0.1", "--port", "{port}", "--quiet"),
-        {"raw": "/raw", "json": "/json"}, (WORKER_PROCESSES, WORKER_THREADS), (WORKER_PROCESSES, WIDE_CALL),
+        {"raw": "/attend", "json": "/attend"}, (WORKER_PROCESSES, WORKER_THREADS), (WORKER_PROCESSES, WIDE_CALL),
         variables={"BENTOML_DO_NOT_TRACK": "True"},
     ),
 )  # fmt: skip

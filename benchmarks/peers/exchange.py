@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import orjson
 
 _TIMEOUT_S: Final = 30.0
 # float32 sums of 512 and 2048 terms, in another order where a peer batches or the service trims.
@@ -33,8 +34,18 @@ def post(port: int, path: str, media_type: str, body: bytes) -> bytes:
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise Unavailable(f"HTTP {response.status}: {answer[:200].decode(errors='replace')}")
+        raise Unavailable(f"HTTP {response.status}: {_reason(answer)}")
     return answer
+
+
+def _reason(answer: bytes) -> str:
+    """The text of an error in JSON, without what differs each time; else how the answer begins."""
+    try:
+        document = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        document = None
+    text = document["error"] if isinstance(document, dict) and "error" in document else answer.decode(errors="replace")
+    return str(text)[:200]
 
 
 def check(outputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:

@@ -1,5 +1,6 @@
 """`python -m benchmarks.peers.table`: README's table of what a results file holds, losses as well as wins."""
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ README: Final = ROOT / "README.md"
 START: Final = "<!-- bench:start -->"
 END: Final = "<!-- bench:end -->"
 _TITLES: Final = {one.name: one.title for one in WORKLOADS}
+_FORMS: Final = {"packed": "ours packed", "safetensors": "ours padded too"}
 _PACKAGES: Final = ("onnxruntime", "fastapi", "mosec", "litserve", "mlserver", "ray", "bentoml")
 
 Results = Mapping[str, Any]
@@ -32,7 +34,7 @@ def render(results: Results) -> str:
     ]  # fmt: skip
     head = ["", OURS, *others]
     lines = [_line(head), _line(["---"] * len(head)), *(_line(row) for row in rows)]
-    return "\n".join([*_warning(results), *lines, "", *notes, *_legend(results)]) + "\n"
+    return "\n".join([*_warning(results), *lines, "", *_legend(results), *(["", *notes] if notes else [])]) + "\n"
 
 
 def replaced(text: str, table: str) -> str:
@@ -57,7 +59,7 @@ def _rows(
     reasons = {**missing, **{lane["name"]: lane["unavailable"] for lane in lanes if lane["unavailable"]}}
     rows = []
     for lane in ours:
-        title = _TITLES[workload["name"]] + (f", {lane['form']}" if len(ours) > 1 else "")
+        title = _TITLES[workload["name"]] + (f": {_FORMS[lane['form']]}" if len(ours) > 1 else "")
         if lane["unavailable"]:
             rows.append([title, _note(f"{OURS}: {lane['unavailable']}", notes), *("" for _ in others)])
             continue
@@ -84,7 +86,9 @@ def _cell(workload: Mapping[str, Any], ours: Lane, name: str, reasons: Mapping[s
     if workload["measure"] == "overhead":
         if name == LIMIT:
             return f"{Spread.of([p50_ms(one) for one in lane['rounds']]).median:.2f} ms"
-        return _added(lane, _lane(workload, LIMIT))
+        added = _added(lane, _lane(workload, LIMIT))
+        faster = statistics.median(map(p50_ms, lane["rounds"])) < statistics.median(map(p50_ms, ours["rounds"]))
+        return f"**{added}**" if faster else added
     spread = ratios(ours["rounds"], lane["rounds"], workload["measure"], workload["rows"])
     median = f"{spread.median:.2f}"
     shown = f"**{median}**" if spread.median < 1 and name != LIMIT else median

@@ -55,6 +55,12 @@ class TestCells:
         assert row["mha-service"] == "+0.20 ms (+0.20 to +0.20)"
         assert row["mosec"] == "+0.40 ms (+0.40 to +0.40)"
 
+    def test_lower_overhead_of_a_peer_is_in_bold(self) -> None:
+        """A peer that adds less than ours is a loss like any other."""
+        lanes = lane("mha-service", 1, 700), lane("in process", 1, 500), lane("mosec", 1, 600)
+        row = cells(render(results(*lanes, name="tiny", measure="overhead")))
+        assert row["mosec"] == "**+0.10 ms (+0.10 to +0.10)**"
+
     def test_each_form_of_ours_is_a_row(self) -> None:
         """Packed and padded requests of ours stand against the same figures of a peer."""
         lanes = lane("mha-service", 3000, form="packed"), lane("mha-service", 2000, form="safetensors")
@@ -77,8 +83,8 @@ class TestMissing:
 
     def test_same_reason_is_told_once(self) -> None:
         """Rows that fail for one reason share its note."""
-        lanes = lane("mha-service", 2, form="packed"), lane("mha-service", 1), lane("mosec", 1, unavailable="gone")
-        assert render(results(*lanes)).count("mosec: gone") == 1
+        lanes = lane("mha-service", 2, form="packed"), lane("mha-service", 1, form="safetensors")
+        assert render(results(*lanes, lane("mosec", 1, unavailable="gone"))).count("mosec: gone") == 1
 
     def test_ours_is_named_too(self) -> None:
         """A form that the service refuses is a row that says so."""

@@ -1,43 +1,41 @@
-"""BentoML: its own JSON of arrays, and a mounted ASGI application for raw bytes, which its API methods do not take."""
+"""BentoML: a mounted ASGI application, since its API methods take no raw bytes and read JSON five times slower."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
 
 import bentoml
-import numpy as np
+import orjson
 from attention import Attention, Setup
-from bentoml.validators import DType
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from wire import spread, unpack
+from wire import from_lists, unpack
 
 setup = Setup.read()
 attention = Attention(setup.model, setup.threads)
 pool = ThreadPoolExecutor(setup.callers)
-Tensor = Annotated[np.ndarray, DType("float32")]
 
 
-def _answer(body: bytes) -> bytes:
+def _answer_json(body: bytes) -> bytes:
+    output = attention(from_lists(orjson.loads(body)))
+    return orjson.dumps({"output": output}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _answer_bytes(body: bytes) -> bytes:
     return attention(unpack(body)).tobytes()
 
 
-async def _raw(request: Request) -> Response:
-    content = await asyncio.get_running_loop().run_in_executor(pool, _answer, await request.body())
-    return Response(content, media_type="application/octet-stream")
+async def _attend(request: Request) -> Response:
+    body, media_type = await request.body(), request.headers["content-type"]
+    answer = _answer_json if media_type == "application/json" else _answer_bytes
+    content = await asyncio.get_running_loop().run_in_executor(pool, answer, body)
+    return Response(content, media_type=media_type)
 
 
 @bentoml.service(
     workers=setup.processes, threads=setup.callers, traffic={"timeout": 30}, logging={"access": {"enabled": False}}
 )
-@bentoml.asgi_app(Starlette(routes=[Route("/raw", _raw, methods=["POST"])]), path="/")
+@bentoml.asgi_app(Starlette(routes=[Route("/attend", _attend, methods=["POST"])]), path="/")
 class Layer:
     """The service; `bentoml serve bentoml_server:Layer` starts it."""
-
-    @bentoml.api(route="/json")
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The layer's output where every key counts."""
-        feed = {"queries": queries, "keys": keys, "values": values}
-        return attention({**feed, "valid_lens": spread(None, feed)})
