@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 EXTRA ?= cpu
 
-.PHONY: help serve test check format clean
+.PHONY: help serve test check bench format clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,12 +31,16 @@ check: $(VENV)/.dev  ## Lint, types, the direction of imports, spelling.
 	$(BIN)/lint-imports
 	$(BIN)/typos
 
+bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants wrk), and put the table into the README.
+	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers.table
+
 format: $(VENV)/.dev  ## Rewrite the code in the house format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## Remove the environment and the caches; models stay.
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
