@@ -21,7 +21,7 @@ from typing import Any, Final, final
 from export import signature
 from export.errors import PublicationError
 from export.inspection import GraphFacts
-from export.parity import ParityReport
+from export.parity import CalibrationReport, ParityReport
 from export.signature import MASKED, WEIGHTS, LayerSpec, LoweringSpec, TensorSpec
 
 FORMAT: Final = 2
@@ -71,13 +71,18 @@ class Destination:
 
 
 def manifest(
-    spec: LayerSpec, source: Mapping[str, Any], lowerings: tuple[Lowering, ...], report: ParityReport
+    spec: LayerSpec,
+    source: Mapping[str, Any],
+    precision: str,
+    lowerings: tuple[Lowering, ...],
+    reports: tuple[ParityReport, CalibrationReport],
 ) -> dict[str, Any]:
     """The manifest as JSON values. It holds no time and no path, so the same weights give the same folder."""
+    parity, calibration = reports
     return {
         "format": FORMAT,
         "layer": {**asdict(spec), "head_size": spec.head_size},
-        "precision": "fp32",
+        "precision": precision,
         "opset": signature.OPSET,
         "signature": {
             "inputs": [_tensor_entry(tensor) for tensor in signature.tensors(spec, WEIGHTS.inputs)],
@@ -86,7 +91,8 @@ def manifest(
         "lowerings": [_lowering_entry(lowering) for lowering in lowerings],
         "source": dict(source),
         "tools": {tool: importlib.metadata.version(tool) for tool in _TOOLS},
-        "parity": {**asdict(report), "cases": [asdict(case) for case in report.cases]},
+        "calibration": asdict(calibration),
+        "parity": {**asdict(parity), "cases": [asdict(case) for case in parity.cases]},
     }
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from export.artifact import Destination
 from export.errors import ExportError
 from export.parity import CaseResult, comparisons
-from export.pipeline import export_layer
+from export.pipeline import Precision, export_layer
+from export.precision import PRECISIONS
 from model.attention import MultiHeadAttention, seeded_layer
 from model.checkpoint import LAYOUTS, CheckpointError, load_layer
 from model.scoring import SCORINGS
@@ -26,7 +27,10 @@ _RANDOM_ONLY = ("num_hiddens", "query_size", "key_size", "value_size", "bias", "
 @click.option("--name", default="attention", show_default=True, help="Name the layer is served under.")
 @click.option("--version", type=click.IntRange(min=1), default=1, show_default=True, help="Version to publish.")
 @click.option("--force", is_flag=True, help="Overwrite the version if it exists.")
-@click.option("--precision", type=click.Choice(["fp32"]), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+              help="Arithmetic of the projections; inputs and outputs stay float32.")  # fmt: skip
+@click.option("--calibration", type=click.Path(path_type=Path),
+              help="Inputs to measure its error on, .npz or .safetensors.  [default: standard normal]")  # fmt: skip
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Weights to export: .safetensors or .pt.")
 @click.option("--prefix", help="Which layer of the checkpoint, e.g. encoder.layer.0.")
 @click.option("--layout", type=click.Choice(["auto", *LAYOUTS]), default="auto", show_default=True,
@@ -51,12 +55,13 @@ def export(context: click.Context, /, **options: Any) -> None:
     mha export --checkpoint model.safetensors --prefix encoder.layer.0 --name minilm
     """  # noqa: D301  # \b keeps click from rewrapping the examples
     destination = Destination(options["out"], options["name"], options["version"], options["force"])
+    precision = Precision(options["precision"], options["calibration"])
     console = Console(stderr=True)
     try:
         destination.check()
         layer, source = _layer(options)
         with _ShownProgress(console) as progress:
-            content = export_layer(layer, source, destination, progress)
+            content = export_layer(layer, source, destination, progress, precision)
     except (ExportError, CheckpointError, ValueError) as error:
         click.echo(f"Error: {error}\nNothing was published.", err=True)
         context.exit(1)
@@ -145,7 +150,7 @@ class _ShownProgress:
 
 
 def _print_summary(console: Console, destination: Destination, content: dict[str, Any]) -> None:
-    layer, parity = content["layer"], content["parity"]
+    layer, parity, calibration = content["layer"], content["parity"], content["calibration"]
     sizes = f"{layer['num_hiddens']} hiddens, {layer['num_heads']} heads of {layer['head_size']}"
     compared = f"{len(parity['cases'])} comparisons with torch and a float64 oracle"
     rows = {
@@ -155,6 +160,11 @@ def _print_summary(console: Console, destination: Destination, content: dict[str
         "graphs": ", ".join(f"{entry['file']} ({entry['size_bytes']:,} bytes)" for entry in content["lowerings"]),
         "opset": f"{content['opset']}; batch, num_queries and num_kv are dynamic",
         "parity": f"{compared}, largest error {parity['max_error']:.1e} (limit {parity['limit']:.0e})",
+        "precision": (
+            f"{content['precision']}, largest error {calibration['max_error']:.1e} of the largest output, mean "
+            f"{calibration['mean_error']:.1e} (limit {calibration['limit']:.0e}), measured on "
+            + ", ".join(f"{key} {value}" for key, value in calibration["source"].items())
+        ),
         "digest": f"sha256 {content['lowerings'][0]['sha256']} of {content['lowerings'][0]['file']}",
         "serve it": f"mha serve --models {destination.repository}",
     }

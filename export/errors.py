@@ -1,15 +1,20 @@
 """What can stop an export, by stage; every one means that nothing was published.
 
 ExportError
+  CalibrationError   the file of calibration inputs is not one
   ConversionError    torch.onnx.export gave up
   InspectionError    the graph is not what the contract promises
-  ParityError        the graph does not compute what the layer computes
+  ParityError        the graph does not compute what the layer computes, or its precision costs too much
   PublicationError   the version exists, or the folder cannot be written
 """
 
 
 class ExportError(Exception):
     """An export that published nothing. The message says what, where, got, want."""
+
+
+class CalibrationError(ExportError):
+    """The calibration input cannot be read, or does not fit the layer."""
 
 
 class ConversionError(ExportError):
@@ -21,7 +26,7 @@ class InspectionError(ExportError):
 
 
 class ParityError(ExportError):
-    """ONNX Runtime's answer is too far from torch's or from the float64 oracle's."""
+    """ONNX Runtime's answer is too far from torch's or from the float64 oracle's, on the grid or on the calibration."""
 
 
 class PublicationError(ExportError):

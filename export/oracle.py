@@ -14,11 +14,18 @@ Floats = NDArray[np.float64]
 
 @final
 class Oracle:
-    """Attention in float64 from a layer's weights, by name (`W_q.weight`, `W_q.bias`, ..., `attention.w_v.weight`)."""
+    """Attention in float64 from a layer's weights, by name (`W_q.weight`, `W_q.bias`, ..., `attention.w_v.weight`).
 
-    def __init__(self, weights: Mapping[str, NDArray[Any]], num_heads: int) -> None:
+    With `steps` it is the oracle of an int8 graph: (steps of an activation, steps of a weight) from 0 to the largest
+    value of a row, to which the inputs and the weights of the four projections are rounded. All else stays float64.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, NDArray[Any]], num_heads: int, steps: tuple[int, int] | None = None
+    ) -> None:
         self._weights = {name: np.asarray(tensor, np.float64) for name, tensor in weights.items()}
         self._num_heads = num_heads
+        self._steps = steps
 
     def attend(
         self, queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], valid_lens: NDArray[np.int64]
@@ -61,5 +68,16 @@ class Oracle:
         return np.asarray(np.einsum("bqks,s->bqk", features, self._weights["attention.w_v.weight"][0]))
 
     def _project(self, name: str, x: NDArray[Any]) -> Floats:
-        projected: Floats = np.asarray(x, np.float64) @ self._weights[f"{name}.weight"].T
+        given, weight = np.asarray(x, np.float64), self._weights[f"{name}.weight"]
+        if self._steps is not None:
+            given, weight = (_rounded(*one) for one in zip((given, weight), self._steps, strict=True))
+        projected: Floats = given @ weight.T
         return projected + self._weights.get(f"{name}.bias", np.zeros(1))
+
+
+def _rounded(rows: Floats, steps: int) -> Floats:
+    # Each row to whole multiples of its largest value over `steps`.
+    step = np.abs(rows).max(axis=-1, keepdims=True) / steps
+    step[step == 0] = 1.0
+    rounded: Floats = np.rint(rows / step) * step
+    return rounded

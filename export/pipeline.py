@@ -2,16 +2,35 @@
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, final
 
 from export.artifact import Destination, Lowering, manifest, publish, staging, write_graphs
+from export.calibration import Calibration, read_calibration, standard_normal
 from export.convert import serialise, spec_of, to_onnx
 from export.errors import ExportError
 from export.inspection import inspect
 from export.parity import CaseResult, check_parity, save_reference
-from export.signature import LOWERINGS, LoweringSpec
+from export.precision import at_precision
+from export.signature import LOWERINGS, LayerSpec, LoweringSpec
 from model.attention import MultiHeadAttention
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """A precision of `export.precision`, and the file whose inputs its error is measured on; None: standard normal."""
+
+    name: str
+    calibration_file: Path | None
+
+    def calibration(self, spec: LayerSpec) -> Calibration:
+        """The calibration input for a layer."""
+        return standard_normal(spec) if self.calibration_file is None else read_calibration(self.calibration_file, spec)
+
+
+FP32: Final = Precision("fp32", None)
 
 
 class Progress(Protocol):
@@ -25,7 +44,11 @@ class Progress(Protocol):
 
 
 def export_layer(
-    layer: MultiHeadAttention, source: Mapping[str, Any], destination: Destination, progress: Progress
+    layer: MultiHeadAttention,
+    source: Mapping[str, Any],
+    destination: Destination,
+    progress: Progress,
+    precision: Precision = FP32,
 ) -> dict[str, Any]:
     """Publishes a layer in eval mode as an artefact, and returns its manifest.
 
@@ -34,19 +57,22 @@ def export_layer(
         source: where the weights come from, for the manifest.
         destination: must have passed `check`.
         progress: is told each step and each parity result.
+        precision: of the projections, and the input its error is measured on.
 
     Raises:
         ExportError: a gate failed; nothing was published.
     """
     _refuse_unfit_weights(layer)
     spec = spec_of(layer)
+    calibration = precision.calibration(spec)
+    lowered = at_precision(layer, precision.name)
     with staging(destination) as staged, tempfile.TemporaryDirectory() as reference:
-        lowerings = tuple(_lower(layer, lowering, progress) for lowering in LOWERINGS)
+        lowerings = tuple(_lower(lowered, lowering, progress) for lowering in LOWERINGS)
         write_graphs(staged, lowerings)
         progress.step("check against torch and the float64 oracle")
-        save_reference(layer, spec, Path(reference))
-        report = check_parity(staged, Path(reference), progress.case)
-        content = manifest(spec, source, lowerings, report)
+        save_reference(layer, precision.name, calibration, Path(reference))
+        reports = check_parity(staged, Path(reference), precision.name, calibration.source, progress.case)
+        content = manifest(spec, source, precision.name, lowerings, reports)
         progress.step("publish")
         publish(staged, destination, content)
     return content

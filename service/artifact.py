@@ -87,17 +87,28 @@ class Parity(_Frozen):
 
 
 @final
+class Calibration(_Frozen):
+    """What the precision costs on the calibration input: errors against the float64 oracle, over the largest output."""
+
+    source: dict[str, str | int]
+    limit: float
+    max_error: float
+    mean_error: float
+
+
+@final
 class Manifest(_Frozen):
     """`manifest.json`."""
 
     format: Literal[2]
     layer: Layer
-    precision: Literal["fp32"]
+    precision: Literal["fp32", "fp16", "int8"]
     opset: PositiveInt
     signature: Signature
     lowerings: list[Lowering]
     source: dict[str, str | int]
     tools: dict[str, str]
+    calibration: Calibration
     parity: Parity
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from service.artifact import Artifact, read_artifact
+from service.artifact import Artifact, Calibration, read_artifact
 from service.errors import StartupError
 from service.repository import Repository
 from service.settings import LoadedSettings, Settings, environment_name, flag_name, load_settings
@@ -93,6 +93,12 @@ def inspect(folder: Path, as_json: bool) -> None:
         click.echo(f"{key:{width}}  {value}")
 
 
+def _calibration(calibration: Calibration) -> str:
+    source = ", ".join(f"{key} {value}" for key, value in calibration.source.items())
+    errors = f"largest error {calibration.max_error:.1e} of the largest output, mean {calibration.mean_error:.1e}"
+    return f"{errors}, limit {calibration.limit:.0e}; {source}"
+
+
 def _find(folder: Path) -> Artifact:
     folder = folder.resolve()
     if (folder / "manifest.json").exists() or folder.name.isdecimal():
@@ -112,6 +118,7 @@ def _rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("model", f"{artifact.name}, version {artifact.version}"),
         ("layer", f"{sizes}, {layer.scoring}, {'bias' if layer.bias else 'no bias'}"),
         ("precision", manifest.precision),
+        ("calibration", _calibration(manifest.calibration)),
         ("source", ", ".join(f"{key} {value}" for key, value in manifest.source.items())),
         ("parity", f"{len(parity.cases)} cases, largest error {parity.max_error:.1e}, limit {parity.limit:.0e}"),
         ("opset", str(manifest.opset)),

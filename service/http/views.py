@@ -4,7 +4,7 @@ from typing import Any, Final, final
 
 from pydantic import BaseModel, Field
 
-from service.artifact import Layer
+from service.artifact import Calibration, Layer
 from service.catalog import ServedModel
 from service.engine.device import Device
 from service.settings import Settings
@@ -45,6 +45,7 @@ class ModelView(BaseModel):
     version: int
     layer: Layer
     precision: str
+    calibration: Calibration
     digest: str = Field(description="sha256 of model.onnx.")
     device: str
     parity: ParityView
@@ -79,6 +80,7 @@ def model_view(model: ServedModel, device: Device, settings: Settings) -> ModelV
         version=model.artifact.version,
         layer=manifest.layer,
         precision=manifest.precision,
+        calibration=manifest.calibration,
         digest=model.artifact.digest,
         device=device.name,
         parity=ParityView(

@@ -2,15 +2,28 @@
 
 import dataclasses
 import json
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from export.artifact import FORMAT as EXPORT_FORMAT
-from export.parity import CaseResult, ParityReport
+from export.parity import CalibrationReport, CaseResult, ParityReport
+from export.precision import PRECISIONS
 from export.signature import LayerSpec, TensorSpec
-from service.artifact import FORMAT, Artifact, Layer, Lowering, Manifest, Parity, ParityCase, Tensor, read_artifact
+from service.artifact import (
+    FORMAT,
+    Artifact,
+    Calibration,
+    Layer,
+    Lowering,
+    Manifest,
+    Parity,
+    ParityCase,
+    Tensor,
+    read_artifact,
+)
 
 
 @pytest.fixture(params=["attention", "odd", "additive"])
@@ -32,6 +45,14 @@ def test_same_format() -> None:
     assert EXPORT_FORMAT == FORMAT
 
 
+def test_same_precisions(folder: Path) -> None:
+    """The service reads an artefact of every precision that export can write, and of no other."""
+    written = json.loads((folder / "manifest.json").read_text())
+    assert typing.get_args(Manifest.model_fields["precision"].annotation) == PRECISIONS
+    for precision in PRECISIONS:
+        assert Manifest.model_validate_json(json.dumps({**written, "precision": precision})).precision == precision
+
+
 @pytest.mark.parametrize(
     ("written", "read", "beside"),
     [
@@ -39,6 +60,7 @@ def test_same_format() -> None:
         pytest.param(TensorSpec, Tensor, set(), id="tensor"),
         pytest.param(CaseResult, ParityCase, set(), id="parity case"),
         pytest.param(ParityReport, Parity, set(), id="parity"),
+        pytest.param(CalibrationReport, Calibration, set(), id="calibration"),
     ],
 )
 def test_same_fields(written: Any, read: Any, beside: set[str]) -> None:

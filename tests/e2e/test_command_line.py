@@ -91,6 +91,16 @@ class TestExport:
             pytest.param(["--num-hiddens", "7", "--num-heads", "2"], "multiple of num_heads, got 7 and 2", id="heads"),
             pytest.param(["--checkpoint", "nowhere.pt"], "nowhere.pt: no such file", id="no file"),
             pytest.param(["--num-hiddens", "6", "--num-heads", "2", "--name", "a/b"], "name: got 'a/b'", id="name"),
+            pytest.param(
+                ["--num-hiddens", "6", "--num-heads", "2", "--precision", "int8", "--calibration", "nowhere.npz"],
+                "--calibration nowhere.npz: no such file",
+                id="no calibration",
+            ),
+            pytest.param(
+                ["--num-hiddens", "6", "--num-heads", "2", "--calibration", "."],
+                "--calibration .: got a file without suffix, want .npz or .safetensors",
+                id="calibration is a folder",
+            ),
         ],
     )
     def test_refused(self, tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -49,6 +49,20 @@ def test_oracle_projects(layer: MultiHeadAttention, which: int) -> None:
         assert got[b, h, k, d] == pytest.approx(want, rel=1e-12)
 
 
+def test_oracle_rounds(layer: MultiHeadAttention) -> None:
+    """The oracle of int8 projects rows and weights that are whole multiples of a step of their own."""
+    oracle = Oracle(weights_of(layer), layer.num_heads, steps=(127, 64))
+    keys = np.random.default_rng(17).standard_normal((1, 1, 7))
+    got = oracle.project(keys, np.zeros((1, 1, 11)))[0].reshape(-1)
+    weights, x = weights_of(layer), keys[0, 0]
+    step = np.abs(x).max() / 127
+    rounded = [round(one / step) * step for one in x]
+    for feature, row in enumerate(weights["W_k.weight"].astype(np.float64)):
+        row_step = np.abs(row).max() / 64
+        want = sum(round(one / row_step) * row_step * other for one, other in zip(row, rounded, strict=True))
+        assert got[feature] == pytest.approx(want + weights["W_k.bias"][feature], rel=1e-9)
+
+
 class TestGrid:
     def test_lowerings_without_a_mask_are_asked_for_no_mask(self) -> None:
         """They get exactly the cases in which every key counts, at least one of each odd shape; the others get all."""
@@ -125,11 +139,11 @@ class TestMeasure:
         """One error of one case beyond the limit, or nan, fails the whole report."""
         *results, last = perfect_results()
         with pytest.raises(ParityError, match="1 of 104 comparisons"):
-            _judge([*results, dataclasses.replace(last, **{field: error})])
+            _judge([*results, dataclasses.replace(last, **{field: error})], 1e-5)
 
     def test_perfect_results_pass(self) -> None:
         """Every comparison measured and none in error is a report."""
-        assert _judge(perfect_results()).max_error == 0
+        assert _judge(perfect_results(), 1e-5).max_error == 0
 
     @pytest.mark.parametrize(
         "results",
@@ -142,4 +156,4 @@ class TestMeasure:
     def test_missing_case_fails(self, results: list[CaseResult]) -> None:
         """A grid of which anything is missing has proved nothing."""
         with pytest.raises(ParityError, match=f"{len(results)} comparisons ran, want 104, each once"):
-            _judge(results)
+            _judge(results, 1e-5)

@@ -108,7 +108,9 @@ MANIFESTS = [
         lambda m: m["layer"].update(num_heads="3"), r"layer\.num_heads: .*valid integer", id="text_for_number"
     ),
     pytest.param(lambda m: m["layer"].update(scoring="cosine"), r"layer\.scoring: .*'additive'", id="other_scoring"),
-    pytest.param(lambda m: m.update(precision="fp8"), "precision: Input should be 'fp32'", id="other_precision"),
+    pytest.param(
+        lambda m: m.update(precision="fp8"), "precision: Input should be 'fp32', 'fp16' or 'int8'", id="other_precision"
+    ),
     pytest.param(lambda m: m["lowerings"][0].pop("sha256"), r"lowerings\.0\.sha256: Field required", id="no_digest"),
     pytest.param(lambda m: m["lowerings"][2].pop("name"), r"lowerings\.2\.name: Field required", id="no_name"),
     pytest.param(lambda m: m["lowerings"][3].pop("inputs"), r"lowerings\.3\.inputs: Field required", id="no_inputs"),

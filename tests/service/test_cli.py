@@ -157,6 +157,11 @@ class TestInspect:
             ["layer", "21 hiddens, 3 heads of 7, dot_product, bias"],
             ["precision", "fp32"],
         ]
+        assert rows[3][0] == "calibration"
+        assert re.fullmatch(
+            r"largest error \de-0\d of the largest output, mean \de-0\d, limit 1e-05; kind standard normal, seed 0",
+            re.sub(r"(\d)\.\d", r"\1", rows[3][1]),
+        )
         assert ["source", "kind test"] in rows
         assert ["input", "queries FP32 (batch, num_queries, 11)"] in rows
         assert ["input", "valid_lens INT64 (batch, num_queries)"] in rows
