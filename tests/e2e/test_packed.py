@@ -60,9 +60,7 @@ class Entries:
 def post(server: ServerProcess, body: bytes, codec: str, accept: str = "", **params: str) -> httpx.Response:
     """The answer, which has to be one."""
     headers = {"Content-Type": codec, "Accept": accept or codec}
-    response = server.client.post(
-        "/v1/attention", params={"model": "odd", **params}, content=body, headers=headers
-    )
+    response = server.client.post("/v1/attention", params={"model": "odd", **params}, content=body, headers=headers)
     assert response.status_code == 200, response.text
     return response
 
