@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 
 from service.assembly import Share, gather, gather_keys, gather_tile
 from service.errors import DeadlineExceeded, Draining, EngineFailure, ServiceError
-from service.planner import Limits, Load, Part, Projecting, join
+from service.planner import Limits, Load, Part, Projecting, join, may_join
 from service.run import Done, Release, Run, Task
 
 # What is computed on the event loop keeps it from everything else for so long.
@@ -120,7 +120,7 @@ class Calls:
             return expired()
         run.began = now
         load = Load.of(piece)
-        task = Task(0, run, piece, load, 0.0, "idle")
+        task = Task(0, run, piece, load, "idle")
         alone = not (self._running or self._large)
         fault = _fault_of(lambda: _compute_and_place([task], load, alone=alone))
         if fault is not None:
@@ -160,7 +160,7 @@ class Calls:
         """Queues tasks of a run, under the lock. Small ones wake nobody: the event loop comes for them."""
         for piece in run.next_pieces(most):
             task = self._task(run, piece)
-            if run.num_tasks == 1 and task.seconds <= SMALL_S:
+            if run.num_tasks == 1 and piece.seconds(run.job.layer, run.job.engine.cost) <= SMALL_S:
                 self._small.append(task)
             else:
                 self._large.append(task)
@@ -168,13 +168,9 @@ class Calls:
                     self._changed.notify()
 
     def _task(self, run: Run, piece: Projecting | Part) -> Task:
-        job = run.job
-        joinable = isinstance(piece, Part) and not piece.projected and not job.need_weights
         free = self._asleep > len(self._large) and not self._small
         release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
-        seconds = piece.seconds(job.layer, job.engine.cost)
-        load = Load.of(piece) if isinstance(piece, Part) and joinable else None
-        return Task(next(self._orders), run, piece, load, seconds, release)
+        return Task(next(self._orders), run, piece, _shareable(run, piece), release)
 
     def _work(self) -> None:
         """A thread's life."""
@@ -308,6 +304,14 @@ class Calls:
             if run.release is not None and not run.running:
                 release, run.release = run.release, None
                 release()
+
+
+def _shareable(run: Run, piece: Projecting | Part) -> Load | None:
+    """What a piece brings into a call that it may share; None where it has its call for itself."""
+    if isinstance(piece, Projecting) or piece.projected or run.job.need_weights:
+        return None
+    load = Load.of(piece)
+    return load if may_join(load, run.job.layer, run.job.engine.cost) else None
 
 
 def expired() -> DeadlineExceeded:

@@ -156,6 +156,13 @@ class Load:
         return self.num_rows * features * np.dtype(np.float32).itemsize
 
 
+def may_join(part: Load, layer: Layer, cost: CostModel) -> bool:
+    """Whether it pays for a part to share a call even with its like. If not, nobody need look for company for it."""
+    flops = part.flops(layer)
+    saved_s = 2 * cost.seconds(flops) + _CALL_OVERHEAD_S - cost.seconds(2 * flops)
+    return saved_s > part.bytes(layer) * _COPIED_BYTE_S
+
+
 def join(first: Load, waiting: Iterable[Load], layer: Layer, cost: CostModel, limits: Limits) -> tuple[Load, list[int]]:
     """Which of the waiting parts go into one call with the first, and the call they make.
 

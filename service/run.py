@@ -140,7 +140,6 @@ class Task:
     Attributes:
         order: tasks are taken in this order.
         load: what it brings into a call that it shares; None where it cannot share one.
-        seconds: that its call takes alone, by the cost model.
         release: why it will be computed when it is, unless it joins others.
     """
 
@@ -148,7 +147,6 @@ class Task:
     run: Run
     piece: Piece
     load: Load | None
-    seconds: float
     release: Release
 
     @property

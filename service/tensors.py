@@ -88,9 +88,11 @@ class AttentionInputs:
         if raw_lens is not None:
             shortest = np.minimum.reduceat(valid_lens, raw_queries.starts)
             extents = np.where(shortest == 0, extents, np.maximum.reduceat(valid_lens, raw_queries.starts))
-        queries = _finite("queries", raw_queries, raw_queries.lengths)
-        keys = queries if raw_keys is raw_queries else _finite("keys", raw_keys, extents)
-        values = keys if raw_values is raw_keys else _finite("values", raw_values, extents)
+        # A float64 beyond float32 becomes infinite here and is refused, where it counts, as not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            queries = _finite("queries", raw_queries, raw_queries.lengths)
+            keys = queries if raw_keys is raw_queries else _finite("keys", raw_keys, extents)
+            values = keys if raw_values is raw_keys else _finite("values", raw_values, extents)
         packed, dtype = raw_queries.length is None, raw_queries.data.dtype.newbyteorder("=")
         return cls(queries, keys, values, valid_lens, extents, shortest, packed, dtype)
 
@@ -123,15 +125,17 @@ class AttentionOutput:
         Raises:
             Overflow: the result is not finite in float32, or does not fit the answer's dtype.
         """
-        if not _is_finite(output):
-            raise Overflow("output: the result overflows float32; the inputs are too large")
-        answer = _cast(output, dtype)
-        if dtype.itemsize < output.dtype.itemsize and not _is_finite(answer):
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not _is_finite(output):
+                raise Overflow("output: the result overflows float32; the inputs are too large")
+            answer = output.astype(dtype, copy=False)
+            fits = dtype.itemsize >= output.dtype.itemsize or _is_finite(answer)
+        if not fits:
             largest = float(np.abs(output).max())
             raise Overflow(
                 f"output: {largest:g} does not fit {dtype.name}, the dtype of the queries; send them as float32"
             )
-        return cls(answer, None if weights is None else _cast(weights, dtype), query_lens)
+        return cls(answer, None if weights is None else weights.astype(dtype, copy=False), query_lens)
 
     def named(self) -> dict[str, Array]:
         """The tensors by their public names."""
@@ -276,9 +280,7 @@ def _per_query(lengths: Indices, queries: Sequences) -> Indices:
 def _finite(name: str, raw: Sequences, extents: Indices) -> Sequences:
     converted = raw.data
     if converted.dtype != np.float32 or not (converted.flags.c_contiguous and converted.flags.aligned):
-        # A float64 beyond float32 becomes infinite here and is refused, where it counts, as not finite.
-        with np.errstate(over="ignore", invalid="ignore"):
-            converted = np.require(raw.data, np.float32, ("C", "A"))
+        converted = np.require(raw.data, np.float32, ("C", "A"))
     if not _is_finite(converted):
         _refuse_non_finite(name, raw, converted, extents)
     return raw.of(converted)
@@ -294,12 +296,6 @@ def _refuse_non_finite(name: str, raw: Sequences, data: NDArray[np.float32], ext
 
 
 def _is_finite(tensor: Array) -> bool:
-    # One pass without a temporary. A sum can also overflow on finite input, so only a finite sum is believed.
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduce(tensor, axis=None, dtype=np.float32)
+    """Call with floating-point warnings off: a sum can overflow on finite input, so only a finite sum is believed."""
+    total = np.add.reduce(tensor, axis=None, dtype=np.float32)  # one pass without a temporary
     return math.isfinite(total) or bool(np.isfinite(tensor).all())
-
-
-def _cast(tensor: NDArray[np.float32], dtype: np.dtype[Any]) -> Array:
-    with np.errstate(over="ignore"):
-        return tensor.astype(dtype, copy=False)

@@ -7,6 +7,7 @@ Format: 8 bytes of little-endian header length, a JSON header `{name: {dtype, sh
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, final
 
 import ml_dtypes
@@ -34,6 +35,9 @@ _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "U64": np.dtype("<u8"),
     "BOOL": np.dtype("?"),
 }
+# Name, dtype, shape, and where its data begins and ends.
+_Entry = tuple[str, np.dtype[Any], tuple[int, ...], int, int]
+_KNOWN_BYTES: Final = 1024
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -45,18 +49,12 @@ class SafetensorsCodec:
 
     def decode(self, body: Body) -> WireTensors:
         """Views of the body."""
-        header, start = _header(body)
+        text, start = _header(body)
         data = memoryview(body)[start:]
-        tensors = {}
-        spans = []
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            dtype, shape, begin, end = _entry(name, entry, len(data))
-            tensors[name] = view(name, data[begin:end], dtype, shape)
-            spans.append((begin, end, name))
-        _check_contiguous(spans, len(data))
-        return WireTensors(tensors)
+        entries = _known_entries(text, len(data)) if len(text) <= _KNOWN_BYTES else _entries(text, len(data))
+        return WireTensors(
+            {name: view(name, data[begin:end], dtype, shape) for name, dtype, shape, begin, end in entries}
+        )
 
     def encode(self, output: AttentionOutput) -> Sequence[Chunk]:
         """A header, then each tensor's own memory."""
@@ -73,7 +71,24 @@ class SafetensorsCodec:
         return (struct.pack("<Q", len(text)) + text, *chunks)
 
 
-def _header(body: Body) -> tuple[dict[str, Any], int]:
+def _entries(text: bytes, data_bytes: int) -> tuple[_Entry, ...]:
+    """What a header says of each tensor, judged against the size of the data."""
+    try:
+        header = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(f"body: the safetensors header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise MalformedBody("body: the safetensors header is no JSON object")
+    entries = tuple(_entry(name, entry, data_bytes) for name, entry in header.items() if name != "__metadata__")
+    _check_contiguous([(begin, end, name) for name, _, _, begin, end in entries], data_bytes)
+    return entries
+
+
+# Traffic repeats shapes, and a header is the same bytes for the same shapes.
+_known_entries = lru_cache(maxsize=256)(_entries)
+
+
+def _header(body: Body) -> tuple[bytes, int]:
     if len(body) < 8:
         raise MalformedBody(
             f"body: {len(body)} bytes are no safetensors file; want at least the 8 of its header length"
@@ -83,16 +98,10 @@ def _header(body: Body) -> tuple[dict[str, Any], int]:
         raise MalformedBody(
             f"body: header length is {length}, want at most {min(_MAX_HEADER_BYTES, len(body) - 8)} here"
         )
-    try:
-        header = orjson.loads(memoryview(body)[8 : 8 + length])
-    except orjson.JSONDecodeError as error:
-        raise MalformedBody(f"body: the safetensors header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise MalformedBody("body: the safetensors header is no JSON object")
-    return header, 8 + length
+    return bytes(memoryview(body)[8 : 8 + length]), 8 + length
 
 
-def _entry(name: str, entry: Any, data_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+def _entry(name: str, entry: Any, data_bytes: int) -> _Entry:
     where = name[:64]
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise MalformedBody(f"{where}: header entry wants exactly dtype, shape and data_offsets")
@@ -108,7 +117,7 @@ def _entry(name: str, entry: Any, data_bytes: int) -> tuple[np.dtype[Any], tuple
         raise MalformedBody(
             f"{where}: data_offsets are {begin} to {end} of {data_bytes} bytes, shape and dtype want {want} bytes"
         )
-    return dtype, tuple(shape), begin, end
+    return name, dtype, tuple(shape), begin, end
 
 
 def _are_sizes(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The application: routes, boundary, and the loading of models in the background."""
 
 import asyncio
+import gc
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -86,5 +87,7 @@ async def _load(state: ServerState, load: Callable[[], None], give_up: Callable[
     if not state.library.is_loaded:
         return
     models = state.announce_models()
+    gc.collect()
+    gc.freeze()  # what was imported and loaded stays; without it every full collection looks at all of it again
     state.metrics.ready.set(1)
     _log.info("ready", models=models, device=state.device.name, reason=state.device.reason)
