@@ -1,8 +1,9 @@
 """Tasks that wait, and the threads that compute them.
 
 Nothing waits for a timer: whoever is free takes what is there, and tasks of several requests join where one call is
-faster than many. Small tasks are also computed on the event loop, because to hand one over costs as much as to compute
-it; it takes one each time it comes round, so that input and output go on. One lock guards all that waits or runs.
+faster than many. A small request that nobody else competes with is computed on the event loop, because to hand it over
+costs as much as to compute it; so are small ones that would wait for workers that all compute something long. One lock
+guards all that waits or runs.
 """
 
 import asyncio
@@ -62,11 +63,10 @@ class Calls:
         self._observer = observer
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._orders = itertools.count()
-        self._small: deque[Task] = deque()
-        self._large: deque[Task] = deque()
+        self._waiting: deque[Task] = deque()
         self._asleep = 0
         self._running = 0
+        self._computing_long = 0
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_comes = False
@@ -88,10 +88,8 @@ class Calls:
         """Ends the threads, after what they are computing; what waits is refused as `Draining`."""
         with self._changed:
             self._closing = True
-            waiting = [*self._small, *self._large]
-            self._small.clear()
-            self._large.clear()
-            for task in waiting:
+            while self._waiting:
+                task = self._waiting.popleft()
                 task.run.outcome = task.run.outcome or Draining("the server ended before this was computed")
                 self._answers.append(task.run)
             self._changed.notify_all()
@@ -106,11 +104,12 @@ class Calls:
         On the event loop. With nobody else there is nothing to queue for, and no thread to be woken.
         """
         piece = run.only_piece()
-        if piece is None or piece.seconds(run.job.layer, run.job.engine.cost) > SMALL_S:
+        if piece is None or not _is_small(run):
             return None
         self._arriving += 1
         await asyncio.sleep(0)  # whatever has arrived together with it gets here, too
-        is_alone = self._arriving == 1 and not self._small
+        others = self._running > self._computing_long or any(task.is_small for task in self._waiting)
+        is_alone = self._arriving == 1 and not others
         self._arriving -= 1
         return self._compute_alone(run, piece) if is_alone else None
 
@@ -120,8 +119,8 @@ class Calls:
             return expired()
         run.began = now
         load = Load.of(piece)
-        task = Task(0, run, piece, load, "idle")
-        alone = not (self._running or self._large)
+        task = Task(run, piece, load, is_small=True, release="idle")
+        alone = not (self._running or self._waiting)
         fault = _fault_of(lambda: _compute_and_place([task], load, alone=alone))
         if fault is not None:
             return fault
@@ -135,7 +134,7 @@ class Calls:
         """Queues the first tasks of a run. On the event loop."""
         with self._changed:
             self._queue(run, self._workers)
-            calls_loop = bool(self._small) and not self._loop_comes
+            calls_loop = self._wants_loop() and not self._loop_comes
             self._loop_comes = self._loop_comes or calls_loop
         if calls_loop and self._loop is not None:
             self._loop.call_soon(self._compute_on_loop)
@@ -148,84 +147,78 @@ class Calls:
         with self._changed:
             run.dropped = True
             if not run.is_complete:
-                for waiting in (self._small, self._large):
-                    for task in [task for task in waiting if task.run is run]:
-                        waiting.remove(task)
+                for task in [task for task in self._waiting if task.run is run]:
+                    self._waiting.remove(task)
             if run.running:
                 run.release = release
                 return
         release()
 
     def _queue(self, run: Run, most: int) -> None:
-        """Queues tasks of a run, under the lock. Small ones wake nobody: the event loop comes for them."""
+        """Queues tasks of a run, and wakes a worker for each. Under the lock."""
         for piece in run.next_pieces(most):
-            task = self._task(run, piece)
-            if run.num_tasks == 1 and piece.seconds(run.job.layer, run.job.engine.cost) <= SMALL_S:
-                self._small.append(task)
-            else:
-                self._large.append(task)
-                if self._asleep:
-                    self._changed.notify()
+            free = self._asleep > len(self._waiting)
+            release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
+            self._waiting.append(Task(run, piece, _shareable(run, piece), _is_small(run), release))
+            if self._asleep:
+                self._changed.notify()
 
-    def _task(self, run: Run, piece: Projecting | Part) -> Task:
-        free = self._asleep > len(self._large) and not self._small
-        release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
-        return Task(next(self._orders), run, piece, _shareable(run, piece), release)
+    def _wants_loop(self) -> bool:
+        """Whether a small task waits for workers that all compute something long."""
+        return self._computing_long == self._workers and any(task.is_small for task in self._waiting)
 
     def _work(self) -> None:
         """A thread's life."""
         while True:
             with self._changed:
-                while not (self._small or self._large or self._closing):
+                while not (self._waiting or self._closing):
                     self._asleep += 1
                     self._changed.wait()
                     self._asleep -= 1
                 if self._closing:
                     return
-                batch = self._take(self._oldest())
+                batch = self._take(self._waiting[0])
+                is_long = not batch.tasks[0].is_small
+                self._computing_long += is_long
             self._compute(batch)
+            with self._changed:
+                self._computing_long -= is_long
             self._announce_answers()
 
     def _compute_on_loop(self) -> None:
-        """Computes one call of small tasks; wakes a worker where there are more."""
+        """Computes one call of small tasks that would wait for long ones. Once each time the loop comes round."""
         with self._changed:
-            if len(self._small) > 1 and self._asleep:
-                self._changed.notify()
-            batch = self._take(self._small) if self._small else None
+            first = next((task for task in self._waiting if task.is_small), None) if self._wants_loop() else None
+            batch = self._take(first) if first is not None else None
         if batch is not None:
             self._compute(batch)
         self._deliver_answers()
         with self._changed:
-            self._loop_comes = bool(self._small)
+            self._loop_comes = self._wants_loop()
         if self._loop_comes and self._loop is not None:
             self._loop.call_soon(self._compute_on_loop)
 
-    def _oldest(self) -> deque[Task]:
-        if not self._small or not self._large:
-            return self._small or self._large
-        return self._small if self._small[0].order < self._large[0].order else self._large
-
-    def _take(self, waiting: deque[Task]) -> _Batch:
-        """The first task of a queue, and what joins it. Under the lock."""
-        first = waiting.popleft()
+    def _take(self, first: Task) -> _Batch:
+        """A waiting task, and what joins it. Under the lock."""
+        self._waiting.remove(first)
         tasks, load = [first], first.load
-        if load is not None and waiting:
-            load = self._join(tasks, load, waiting)
-        alone = len(tasks) == first.run.num_tasks == 1 and not (self._running or self._small or self._large)
+        if load is not None and self._waiting:
+            load = self._join(tasks, load)
+        alone = len(tasks) == first.run.num_tasks == 1 and not (self._running or self._waiting)
         self._running += 1
         for task in tasks:
             task.run.running += 1
         return _Batch(tasks, load, alone)
 
-    def _join(self, tasks: list[Task], load: Load, waiting: deque[Task]) -> Load:
+    def _join(self, tasks: list[Task], load: Load) -> Load:
         # The other workers get their share of what waits.
-        most = min(len(waiting) // self._workers, _MOST_JOINED)
+        most = min(len(self._waiting) // self._workers, _MOST_JOINED)
         job = tasks[0].run.job
-        others = [task for task in itertools.islice(waiting, most) if task.run.job.engine is job.engine]
+        others = [task for task in itertools.islice(self._waiting, most) if task.run.job.engine is job.engine]
         loads = [(task, task.load) for task in others if task.load is not None]
         load, chosen = join(load, [other for _, other in loads], job.layer, job.engine.cost, self._limits)
         for index in chosen:
-            waiting.remove(loads[index][0])
+            self._waiting.remove(loads[index][0])
             tasks.append(loads[index][0])
         return load
 
@@ -304,6 +297,12 @@ class Calls:
             if run.release is not None and not run.running:
                 release, run.release = run.release, None
                 release()
+
+
+def _is_small(run: Run) -> bool:
+    """Whether the event loop may compute a run: it is one short call."""
+    piece = run.only_piece()
+    return piece is not None and piece.seconds(run.job.layer, run.job.engine.cost) <= SMALL_S
 
 
 def _shareable(run: Run, piece: Projecting | Part) -> Load | None:

@@ -21,9 +21,9 @@ _MAX_LENGTHS: Final = 32
 _TILED_CALLS: Final = 2.0
 # What one more call costs beside computing: to be put together, handed over and taken apart again. Measured as the
 # difference between a request's time in a worker and on the event loop (docs/decisions/0009-small-calls.md).
-_CALL_OVERHEAD_S: Final = 5e-5
+_CALL_OVERHEAD_S: Final = 2e-4
 # Rows of several requests are copied into one array, at about 5 GB/s on the machine of that page.
-_COPIED_BYTE_S: Final = 2e-10
+_COPIED_BYTE_S: Final = 1e-10
 
 
 @final

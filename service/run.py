@@ -138,15 +138,15 @@ class Task:
     """One piece of a run, waiting for its turn.
 
     Attributes:
-        order: tasks are taken in this order.
         load: what it brings into a call that it shares; None where it cannot share one.
+        is_small: whether the event loop may compute it.
         release: why it will be computed when it is, unless it joins others.
     """
 
-    order: int
     run: Run
     piece: Piece
     load: Load | None
+    is_small: bool
     release: Release
 
     @property

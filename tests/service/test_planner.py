@@ -215,11 +215,11 @@ class TestJoining:
 
     def test_work_is_not_padded_to_save_a_hand_over(self) -> None:
         """Where calls cost only their hand-over, what has the same shape joins, and what is longer does not."""
-        assert join(self.TINY, [Load(1, 2, 97, exact=False), self.TINY], LAYER, DEAR_WORK, UNBOUNDED)[1] == [1]
+        assert join(self.TINY, [Load(1, 2, 499, exact=False), self.TINY], LAYER, DEAR_WORK, UNBOUNDED)[1] == [1]
 
     def test_what_is_dear_to_copy_stays_out(self) -> None:
         """Rows that take longer to copy than a hand-over takes are computed where they are."""
-        large = Load(1, 1999, 1999, exact=False)
+        large = Load(1, 19_999, 19_999, exact=False)
         assert join(large, [large], LAYER, DEAR_WORK, UNBOUNDED)[1] == []
 
     def test_what_is_much_longer_stays_out(self) -> None:

@@ -564,14 +564,16 @@ class TestSmall:
 
         run(test)
 
-    def test_does_not_wait_for_busy_workers(self) -> None:
-        """It is answered while every worker computes something long."""
+    @pytest.mark.parametrize("count", [1, 5], ids=["one", "several"])
+    def test_does_not_wait_for_busy_workers(self, count: int) -> None:
+        """While every worker computes something long, small ones are answered by the event loop, each in its turn."""
 
         async def test(clock: Clock) -> None:
-            pool, gated = scheduler(clock), GatedEngine()
+            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
             long = submitted(pool, job(gated, clock.time() + HOUR_S))
             await started(gated)
-            assert mark_of(await pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, 7))) == 7
+            small = [pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, mark)) for mark in range(count)]
+            assert [mark_of(done) for done in await asyncio.gather(*small)] == list(range(count))
             assert not long.done()
             gated.gate.set()
             await long
@@ -579,24 +581,51 @@ class TestSmall:
 
         run(test)
 
-    def test_many_are_computed_by_workers_too(self) -> None:
-        """Where several wait, a worker is woken for them, and input and output go on between two of them."""
+    def test_many_are_the_workers(self) -> None:
+        """Where several compete, a worker computes them, so that the event loop can read and write meanwhile."""
 
         async def test(clock: Clock) -> None:
             threads: set[str] = set()
-            both = threading.Barrier(2)
 
-            def meet(call: EngineCall) -> EngineResult:
-                alone = not threads
+            def note(call: EngineCall) -> EngineResult:
                 threads.add(threading.current_thread().name)
-                if alone or both.n_waiting:  # the first waits until another thread computes as well
-                    both.wait(LIMIT_S)
                 return answer_of(call)
 
-            pool, engine = scheduler(clock, max_queue=97), EngineOf(meet, SMALL)
+            pool, engine = scheduler(clock, max_queue=97), EngineOf(note, SMALL)
             answers = await asyncio.gather(*(pool.submit(job(engine, clock.time() + HOUR_S, n)) for n in range(13)))
             assert [mark_of(done) for done in answers] == list(range(13))
-            assert len(threads) == 2
+            assert threads == {"engine-0"}
+            pool.close()
+
+        run(test)
+
+    def test_time_that_ran_out_is_noticed(self) -> None:
+        """A small job that comes too late is refused like any other."""
+
+        async def test(clock: Clock) -> None:
+            pool, calls = scheduler(clock), []
+
+            def note(call: EngineCall) -> EngineResult:
+                calls.append(call)
+                return answer_of(call)
+
+            with pytest.raises(DeadlineExceeded):
+                await pool.submit(job(EngineOf(note, SMALL), clock.time() - 1))
+            assert calls == []
+            pool.close()
+
+        run(test)
+
+    def test_that_fails_does_so_alone(self) -> None:
+        """What the engine raises on the event loop is that job's failure, and its place is free again."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, max_queue=0)
+            with pytest.raises(EngineFailure):
+                await pool.submit(job(EngineOf(_raise(MemoryError()), SMALL), clock.time() + HOUR_S))
+            with pytest.raises(Overflow):
+                await pool.submit(job(EngineOf(lambda call: answer_of(call, np.nan), SMALL), clock.time() + HOUR_S))
+            assert mark_of(await pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, 7))) == 7
             pool.close()
 
         run(test)
