@@ -84,7 +84,10 @@ def _peer(name: str, key: str, script: str, routes: Mapping[Form, str], *loaded:
 CONTESTANTS: Final = (
     Contestant(
         OURS, None,
-        (sys.executable, str(ROOT / "mha.py"), "serve", "--models", str(MODELS), "--port", "{port}"),
+        (
+            sys.executable, str(ROOT / "mha.py"), "serve", "--models", str(MODELS), "--port", "{port}",
+            "--log-level", "warning",  # no line for each request, which the peers do not write either
+        ),
         dict.fromkeys(("safetensors", "self-attention", "packed", "json"), "/v1/attention"),
         (Setup(),), (Setup(),),
     ),
@@ -104,7 +107,7 @@ CONTESTANTS: Final = (
         "Ray Serve", "rayserve", "rayserve_server.py", {"raw": "/", "json": "/"}, WORKER_PROCESSES,
         polls=True,
         variables={
-            # Its documented settings for throughput: seven times the rate of the defaults at (1, 16, 16).
+            # Its documented settings for throughput; the defaults are several times slower at (1, 16, 16).
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
             "RAY_worker_niceness": "0",  # Ray's workers give way to every other process, the load generator included

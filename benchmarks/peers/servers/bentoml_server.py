@@ -1,4 +1,4 @@
-"""BentoML: a mounted ASGI application, since its API methods take no raw bytes and read JSON five times slower."""
+"""BentoML: a mounted ASGI application, since its API methods take no raw bytes and read JSON several times slower."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
