@@ -107,10 +107,12 @@ class Calls:
         if piece is None or not _is_small(run):
             return None
         self._arriving += 1
-        await asyncio.sleep(0)  # whatever has arrived together with it gets here, too
-        others = self._running > self._computing_long or any(task.is_small for task in self._waiting)
-        is_alone = self._arriving == 1 and not others
-        self._arriving -= 1
+        try:
+            await asyncio.sleep(0)  # whatever has arrived together with it gets here, too
+            others = self._running > self._computing_long or any(task.is_small for task in self._waiting)
+            is_alone = self._arriving == 1 and not others
+        finally:
+            self._arriving -= 1
         return self._compute_alone(run, piece) if is_alone else None
 
     def _compute_alone(self, run: Run, piece: Part) -> Done | ServiceError:

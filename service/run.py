@@ -133,7 +133,7 @@ class Run:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
     """One piece of a run, waiting for its turn.
 

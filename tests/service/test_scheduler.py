@@ -382,6 +382,49 @@ class TestClientThatLeft:
 
         run(test)
 
+    def test_of_a_small_one_leaves_no_trace(self) -> None:
+        """A job that is cancelled before it began does not stand in the way of those that come alone after it."""
+
+        async def test(clock: Clock) -> None:
+            threads: list[threading.Thread] = []
+
+            def note(call: EngineCall) -> EngineResult:
+                threads.append(threading.current_thread())
+                return answer_of(call)
+
+            pool = scheduler(clock)
+            left = submitted(pool, job(EngineOf(note, SMALL), clock.time() + HOUR_S))
+            await asyncio.sleep(0)  # it has arrived, and looks whether others have
+            left.cancel()
+            await settled()
+            await pool.submit(job(EngineOf(note, SMALL), clock.time() + HOUR_S))
+            assert threads == [threading.current_thread()]
+            pool.close()
+
+        run(test)
+
+    def test_of_many_scattered_parts(self) -> None:
+        """Of two requests whose rows are scattered over calls, one that leaves takes all of its own and no other."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock, workers=2, max_queue=97), GatedEngine(WORK)
+            busy = [submitted(pool, job(engine, clock.time() + HOUR_S)) for _ in range(2)]
+            await started(engine)
+            await started(engine)
+            lens = [5, 1, 5, 1, 3, 5, 3]
+            stays = submitted(pool, large_job(engine, clock.time() + HOUR_S, mark=10, valid_lens=lens))
+            leaves = submitted(pool, large_job(engine, clock.time() + HOUR_S, mark=30, valid_lens=lens))
+            await settled()
+            leaves.cancel()
+            await settled()
+            engine.gate.set()
+            await asyncio.gather(*busy)
+            assert (await stays).output.output[:, 0, 0].tolist() == [10, 11, 12, 13, 14, 15, 16]
+            assert not any((call.queries >= 30).any() for call in engine.calls)
+            pool.close()
+
+        run(test)
+
 
 def _raise(error: Exception) -> Callable[[EngineCall], EngineResult]:
     def run(_: EngineCall) -> EngineResult:
@@ -426,13 +469,17 @@ class TestFailure:
         run(test)
 
 
-def large_job(engine: Engine, deadline: float, num_rows: int = 5, mark: float = 1.0) -> Job:
-    """A job of rows that differ in length, row n marked `mark + n`: one call each, where calls cost nothing."""
+def large_job(
+    engine: Engine, deadline: float, num_rows: int = 5, mark: float = 1.0, valid_lens: list[int] | None = None
+) -> Job:
+    """A job of rows that differ in length, row n marked `mark + n`: a call for each length, where calls are free."""
+    lens = np.arange(1, num_rows + 1) if valid_lens is None else np.array(valid_lens)
+    num_rows = len(lens)
     tensors = {
         "queries": np.full((num_rows, 2, LAYER.query_size), mark, np.float32),
         "keys": np.ones((num_rows, 97, LAYER.key_size), np.float32),
         "values": np.ones((num_rows, 97, LAYER.value_size), np.float32),
-        "valid_lens": np.arange(1, num_rows + 1),
+        "valid_lens": lens,
     }
     tensors["queries"] += np.arange(num_rows, dtype=np.float32)[:, None, None]
     return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
