@@ -90,7 +90,8 @@ class Scheduler:
         self._calls.close()
 
     async def _queued(self, run: Run, answer: "asyncio.Future[Done]") -> Done:
-        remaining_s = max(0.0, run.job.deadline - self._clock())
+        # Timers count in milliseconds: one more, so that none is early.
+        remaining_s = max(0.0, run.job.deadline - self._clock()) + 0.001
         timer = answer.get_loop().call_later(remaining_s, _deliver, answer, expired())
         self._calls.start(run)
         try:

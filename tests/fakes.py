@@ -48,19 +48,15 @@ class FailingEngine(Unprojecting):
         raise RuntimeError("CUDA failure 700 in /secret/path: illegal memory access")
 
 
-class _Unsendable(np.ndarray):
+class DefectiveEngine(Unprojecting):
+    """Breaks where none expects it, before anything is computed: a defect of the service, not of the engine."""
+
     @property
-    def nbytes(self) -> int:
-        raise RuntimeError("no size in /secret/path")
-
-
-class BrokenAnswerEngine(Unprojecting):
-    """Answers what breaks behind the scheduler, where none expects it: a defect of the service, not of the engine."""
-
-    cost = NOTHING
+    def cost(self) -> CostModel:
+        raise RuntimeError("no cost in /secret/path")
 
     def run(self, call: EngineCall) -> EngineResult:
-        return EngineResult(np.zeros_like(call.queries).view(_Unsendable), None)
+        raise NotImplementedError
 
 
 def gated_engine() -> Engine:
@@ -74,7 +70,7 @@ def gated_engine() -> Engine:
 ENGINES: dict[str, Callable[[], Engine]] = {
     "slow": SlowEngine,
     "failing": FailingEngine,
-    "broken-answer": BrokenAnswerEngine,
+    "defective": DefectiveEngine,
     "gated": gated_engine,
 }
 

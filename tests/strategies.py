@@ -148,7 +148,7 @@ def packed_requests(draw: st.DrawFn, layer: Layer, *, least_length: int = 0) -> 
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=4))
     queries = [rng.standard_normal((num_queries, layer.query_size), np.float32) for num_queries, _ in sizes]
-    self_attention = layer.query_size == layer.key_size == layer.value_size and draw(st.booleans())
+    self_attention = draw(st.booleans()) and layer.query_size == layer.key_size == layer.value_size
     keys = [rng.standard_normal((num_kv, layer.key_size), np.float32) for _, num_kv in sizes]
     values = [rng.standard_normal((num_kv, layer.value_size), np.float32) for _, num_kv in sizes]
     if self_attention:

@@ -251,7 +251,7 @@ WRONG_JSON = {
     "a number for a list": (fields(keys="[[[1, 2], 3]]"), SHAPE, "keys: a number stands where a list should"),
     "mixed depth": (fields(keys="[[[1, 2], [3, [4]]]]"), SHAPE, "keys", "same depth"),
     "ragged features": (fields(keys="[[[1, 2], [3]]]"), SHAPE, "keys", "differ in length, 2 and 1"),
-    "ragged keys of dense values": (fields(keys=RAGGED_KEYS), SHAPE, "keys", "5 and 4"),
+    "ragged keys of dense values": (fields(keys=RAGGED_KEYS), SHAPE, "values: 5 of entry 1, but 4 keys", "one value a"),
     "ragged valid_lens": (fields(valid_lens="[[1, 2, 3], [4, 5]]"), SHAPE, "valid_lens", "3 and 2"),
     **{
         f"{token} among numbers": (element(token), DTYPE, "queries", "want numbers")

@@ -86,7 +86,7 @@ def failing(tmp_path_factory: Make, seeds_repository: Path) -> Iterator[ServerPr
 def broken(tmp_path_factory: Make, seeds_repository: Path) -> Iterator[ServerProcess]:
     """A server with a defect."""
     log = tmp_path_factory.mktemp("broken") / "log"
-    with serving_fake(log, "broken-answer", "--models", str(seeds_repository)) as server:
+    with serving_fake(log, "defective", "--models", str(seeds_repository)) as server:
         yield server
 
 

@@ -371,7 +371,7 @@ class TestErrors:
         ("engine", "status", "says"),
         [
             pytest.param("failing", "500", "the engine failed on this request", id="engine_failure"),
-            pytest.param("broken-answer", "500", "internal error|the engine failed", id="internal"),
+            pytest.param("defective", "500", "internal error|the engine failed", id="internal"),
         ],
     )
     def test_server_faults(
