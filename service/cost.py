@@ -32,29 +32,26 @@ class CostModel:
 
     def seconds(self, flops: float) -> float:
         """Seconds of a call of so many operations; never less than those of the first point."""
-        (lower, lower_s), *rest = self.points
-        if flops <= lower:
-            return lower_s
-        slope = 0.0
-        for upper, upper_s in rest:
-            slope = (upper_s - lower_s) / (upper - lower)
-            if flops <= upper:
-                break
-            lower, lower_s = upper, upper_s
-        return lower_s + slope * (flops - lower)
+        least, least_s = self.points[0]
+        return least_s if flops <= least else _on_line(self.points, flops)
 
     def flops_within(self, seconds: float) -> float:
         """The most operations that a call of so many seconds can do; infinite where work costs nothing."""
-        (lower, lower_s), *rest = self.points
-        if seconds <= lower_s:
+        if seconds <= self.points[0][1]:
             return 0.0
-        slope = 0.0
-        for upper, upper_s in rest:
-            slope = (upper_s - lower_s) / (upper - lower)
-            if seconds <= upper_s:
-                break
-            lower, lower_s = upper, upper_s
-        return lower + (seconds - lower_s) / slope if slope > 0 else float("inf")
+        return _on_line(tuple((point_s, flops) for flops, point_s in self.points), seconds)
+
+
+def _on_line(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """The y of an x beyond the first point, on the straight line between its neighbours or on through the last two."""
+    (lower, lower_y), *rest = points
+    slope = 0.0
+    for upper, upper_y in rest:
+        slope = (upper_y - lower_y) / (upper - lower) if upper > lower else float("inf")
+        if x <= upper:
+            break
+        lower, lower_y = upper, upper_y
+    return lower_y + slope * (x - lower)
 
 
 def row_flops(layer: Layer, num_queries: int, num_kv: int) -> int:

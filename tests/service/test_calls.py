@@ -1,0 +1,273 @@
+"""Which calls are made of what waits, and where: on the event loop, shared, or tile by tile. No test sleeps."""
+
+import asyncio
+import threading
+from typing import final
+
+import numpy as np
+import pytest
+
+from service.cost import CostModel, row_flops
+from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
+from service.errors import DeadlineExceeded, EngineFailure, Overflow
+from service.run import Done, Job
+from service.scheduler import Scheduler
+from service.tensors import AttentionInputs, WireTensors
+from tests.service.test_scheduler import (
+    HOUR_S,
+    SHARED,
+    SMALL,
+    Clock,
+    EngineOf,
+    GatedEngine,
+    Seen,
+    _raise,
+    answer_of,
+    job,
+    large_job,
+    mark_of,
+    run,
+    scheduler,
+    settled,
+    started,
+    submitted,
+)
+from tests.strategies import LAYER, Array
+
+
+class TestSmall:
+    def test_is_computed_on_the_event_loop(self) -> None:
+        """A call that is shorter than its hand-over to a thread would be runs where it arrived."""
+
+        async def test(clock: Clock) -> None:
+            threads: list[threading.Thread] = []
+
+            def note(call: EngineCall) -> EngineResult:
+                threads.append(threading.current_thread())
+                return answer_of(call)
+
+            pool = scheduler(clock)
+            assert mark_of(await pool.submit(job(EngineOf(note, SMALL), clock.time() + HOUR_S, 7))) == 7
+            assert threads == [threading.current_thread()]
+            pool.close()
+
+        run(test)
+
+    @pytest.mark.parametrize("count", [1, 5], ids=["one", "several"])
+    def test_does_not_wait_for_busy_workers(self, count: int) -> None:
+        """While every worker computes something long, small ones are answered by the event loop, each in its turn."""
+
+        async def test(clock: Clock) -> None:
+            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            long = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            small = [pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, mark)) for mark in range(count)]
+            assert [mark_of(done) for done in await asyncio.gather(*small)] == list(range(count))
+            assert not long.done()
+            gated.gate.set()
+            await long
+            pool.close()
+
+        run(test)
+
+    def test_many_are_the_workers(self) -> None:
+        """Where several compete, a worker computes them, so that the event loop can read and write meanwhile."""
+
+        async def test(clock: Clock) -> None:
+            threads: set[str] = set()
+
+            def note(call: EngineCall) -> EngineResult:
+                threads.add(threading.current_thread().name)
+                return answer_of(call)
+
+            pool, engine = scheduler(clock, max_queue=97), EngineOf(note, SMALL)
+            answers = await asyncio.gather(*(pool.submit(job(engine, clock.time() + HOUR_S, n)) for n in range(13)))
+            assert [mark_of(done) for done in answers] == list(range(13))
+            assert threads == {"engine-0"}
+            pool.close()
+
+        run(test)
+
+    def test_time_that_ran_out_is_noticed(self) -> None:
+        """A small job that comes too late is refused like any other."""
+
+        async def test(clock: Clock) -> None:
+            pool, calls = scheduler(clock), []
+
+            def note(call: EngineCall) -> EngineResult:
+                calls.append(call)
+                return answer_of(call)
+
+            with pytest.raises(DeadlineExceeded):
+                await pool.submit(job(EngineOf(note, SMALL), clock.time() - 1))
+            assert calls == []
+            pool.close()
+
+        run(test)
+
+    def test_that_fails_does_so_alone(self) -> None:
+        """What the engine raises on the event loop is that job's failure, and its place is free again."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, max_queue=0)
+            with pytest.raises(EngineFailure):
+                await pool.submit(job(EngineOf(_raise(MemoryError()), SMALL), clock.time() + HOUR_S))
+            with pytest.raises(Overflow):
+                await pool.submit(job(EngineOf(lambda call: answer_of(call, np.nan), SMALL), clock.time() + HOUR_S))
+            assert mark_of(await pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, 7))) == 7
+            pool.close()
+
+        run(test)
+
+
+class TestShared:
+    def test_requests_that_wait_share_a_call(self) -> None:
+        """What waits while a worker is busy is one call where that is faster; each gets its own answer and padding."""
+
+        async def test(clock: Clock) -> None:
+            seen = Seen()
+            pool, engine = Scheduler(1, 97, 2**62, seen, clock.time), GatedEngine(SHARED)
+            first = submitted(pool, job(engine, clock.time() + HOUR_S, 0))
+            await started(engine)
+            others = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(1, 8)]
+            longer = submitted(pool, large_job(engine, clock.time() + HOUR_S, num_rows=3, mark=20))
+            await settled()
+            engine.gate.set()
+            answers = await asyncio.gather(first, *others)
+            assert [mark_of(done) for done in answers] == list(range(8))
+            done = await longer
+            assert done.output.output[:, 0, 0].tolist() == [20, 21, 22]
+            assert seen.calls == [("idle", 1), ("joined", 10)]
+            assert answers[1].computed_keys == 3  # all have 3 keys, and no row of the longer request reads more
+            assert done.computed_keys == 3 * 3
+            pool.close()
+
+        run(test)
+
+    def test_models_never_share_one(self) -> None:
+        """Jobs of two engines are never in one call, however cheap that would be."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock, max_queue=97)
+            gated, one, two = GatedEngine(SHARED), GatedEngine(SHARED), GatedEngine(SHARED)
+            one.gate.set()
+            two.gate.set()
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            tasks = [submitted(pool, job((one, two)[n % 2], clock.time() + HOUR_S, n)) for n in range(8)]
+            await settled()
+            gated.gate.set()
+            assert [mark_of(done) for done in await asyncio.gather(*tasks)] == list(range(8))
+            await first
+            assert {float(mark) % 2 for call in one.calls for mark in call.queries[:, 0, 0]} == {0}
+            assert {float(mark) % 2 for call in two.calls for mark in call.queries[:, 0, 0]} == {1}
+            assert len(one.calls) < 4
+            pool.close()
+
+        run(test)
+
+    def test_one_that_fails_does_so_alone(self) -> None:
+        """A call that fails is tried again for each that shared it: only the one that cannot be computed fails."""
+
+        async def test(clock: Clock) -> None:
+            def fail_on_five(call: EngineCall) -> EngineResult:
+                if (call.queries == 5).any():
+                    raise RuntimeError("out of memory")
+                return answer_of(call)
+
+            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            engine = EngineOf(fail_on_five, SHARED)
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(8)]
+            await settled()
+            gated.gate.set()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [Done] * 5 + [EngineFailure] + [Done] * 2
+            assert [mark_of(done) for done in outcomes if isinstance(done, Done)] == [0, 1, 2, 3, 4, 6, 7]
+            await first
+            pool.close()
+
+        run(test)
+
+    def test_one_that_overflows_does_so_alone(self) -> None:
+        """A result that is not finite refuses its own request, not those in the same call."""
+
+        async def test(clock: Clock) -> None:
+            def overflow_on_five(call: EngineCall) -> EngineResult:
+                result = answer_of(call)
+                result.output[call.queries[:, 0, 0] == 5] = np.inf
+                return result
+
+            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            engine = EngineOf(overflow_on_five, SHARED)
+            first = submitted(pool, job(gated, clock.time() + HOUR_S))
+            await started(gated)
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(8)]
+            await settled()
+            gated.gate.set()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [Done] * 5 + [Overflow] + [Done] * 2
+            await first
+            pool.close()
+
+        run(test)
+
+
+class TestTiled:
+    def test_projects_once_and_attends_tile_by_tile(self) -> None:
+        """A row that is too long for a call: its keys are projected first, then every tile finds them there."""
+
+        async def test(clock: Clock) -> None:
+            seen = Seen()
+            pool = Scheduler(2, 97, 2**62, seen, clock.time)
+            engine = ProjectingEngine(CostModel.linear(0.0, 0.19 / row_flops(LAYER, 89, 97)))
+            done = await pool.submit(tiled_job(engine, clock.time() + HOUR_S))
+            assert engine.attended_early == 0
+            assert done.output.output[0, :, 0].tolist() == list(range(89))
+            assert done.calls == len(seen.calls) == engine.num_projected + engine.num_attended
+            assert engine.num_projected > 1
+            assert engine.num_attended > 1
+            assert done.computed_keys == 97
+            assert done.computed_queries == 89
+            assert set(seen.calls) == {("slice", 1)}
+            pool.close()
+
+        run(test)
+
+
+@final
+class ProjectingEngine:
+    """Projects keys to their position, and attends to the queries' own mark once every key is there."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.num_projected = 0
+        self.num_attended = 0
+        self.attended_early = 0
+
+    def run(self, call: EngineCall) -> EngineResult:
+        """Not for rows as long as these."""
+        raise NotImplementedError
+
+    def project(self, keys: Floats, values: Floats) -> Projected:
+        """Ones, where the room had anything."""
+        self.num_projected += 1
+        shape = (1, LAYER.num_heads, keys.shape[1], LAYER.head_size)
+        return Projected(np.full(shape, 7, np.float32), np.full(shape, 7, np.float32))
+
+    def attend(self, queries: Floats, projected: Projected, valid_lens: Array | None) -> Floats:
+        """The queries' first number in every place."""
+        self.num_attended += 1
+        self.attended_early += int((projected.keys != 7).any() or (projected.values != 7).any())
+        return np.repeat(queries[:, :, :1], LAYER.num_hiddens, axis=-1)
+
+
+def tiled_job(engine: Engine, deadline: float) -> Job:
+    """A job of one row of 89 queries, each marked by its position, and 97 keys."""
+    tensors = {
+        "queries": np.repeat(np.arange(89, dtype=np.float32)[None, :, None], LAYER.query_size, axis=-1),
+        "keys": np.ones((1, 97, LAYER.key_size), np.float32),
+        "values": np.ones((1, 97, LAYER.value_size), np.float32),
+    }
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
