@@ -157,6 +157,20 @@ def packed_requests(draw: st.DrawFn, layer: Layer, *, least_length: int = 0) -> 
     return PackedRequest(queries, keys, values, lens, self_attention)
 
 
+def packed_request(layer: Layer, seed: int) -> PackedRequest:
+    """A packed request of up to 4 entries, all of it from a seed; for tests that know their layer only when they run."""
+    rng = np.random.default_rng(seed)
+    num_queries, num_kv = rng.integers(1, 6, rng.integers(1, 5)), rng.integers(1, 8, 4)
+    queries = [rng.standard_normal((length, layer.query_size), np.float32) for length in num_queries]
+    self_attention = bool(rng.integers(2)) and layer.query_size == layer.key_size == layer.value_size
+    keys, values = queries, queries
+    if not self_attention:
+        lengths = num_kv[: len(queries)]
+        keys = [rng.standard_normal((length, layer.key_size), np.float32) for length in lengths]
+        values = [rng.standard_normal((length, layer.value_size), np.float32) for length in lengths]
+    return PackedRequest(queries, keys, values, [int(rng.integers(len(key) + 1)) for key in keys], self_attention)
+
+
 @st.composite
 def valid_lens(draw: st.DrawFn, batch: int, num_queries: int, num_kv: int, least: int = 0) -> Array | None:
     """None, (B,) or (B, Q) lengths in least..K, of any integer dtype."""
