@@ -158,7 +158,7 @@ def packed_requests(draw: st.DrawFn, layer: Layer, *, least_length: int = 0) -> 
 
 
 def packed_request(layer: Layer, seed: int) -> PackedRequest:
-    """A packed request of up to 4 entries, all of it from a seed; for tests that know their layer only when they run."""
+    """A packed request of up to 4 entries, all from a seed; for tests that know their layer only when they run."""
     rng = np.random.default_rng(seed)
     num_queries, num_kv = rng.integers(1, 6, rng.integers(1, 5)), rng.integers(1, 8, 4)
     queries = [rng.standard_normal((length, layer.query_size), np.float32) for length in num_queries]
