@@ -18,6 +18,7 @@ from service.assembly import Share, gather, gather_keys, gather_tile
 from service.errors import DeadlineExceeded, Draining, EngineFailure, ServiceError
 from service.planner import Limits, Load, Part, Projecting, join, may_join
 from service.run import Done, Release, Run, Task
+from service.slots import Slots
 
 # What is computed on the event loop keeps it from everything else for so long.
 SMALL_S: Final = 0.001
@@ -51,21 +52,21 @@ class Calls:
     """Computes runs on `workers` threads and on the event loop.
 
     Args:
-        workers: threads.
+        slots: how many may run at once.
         limits: of one call.
         observer: is told about every call.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, workers: int, limits: Limits, observer: Observer, clock: Callable[[], float]) -> None:
-        self._workers = workers
+    def __init__(self, slots: Slots, limits: Limits, observer: Observer, clock: Callable[[], float]) -> None:
+        self._slots = slots
+        self._workers = slots.total
         self._limits = limits
         self._observer = observer
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._waiting: deque[Task] = deque()
         self._asleep = 0
-        self._running = 0
         self._computing_long = 0
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,7 +76,7 @@ class Calls:
         self._answers_announced = False
         # Daemons, so that a second signal can end the process while they compute.
         self._threads = [
-            threading.Thread(target=self._work, name=f"engine-{index}", daemon=True) for index in range(workers)
+            threading.Thread(target=self._work, name=f"engine-{index}", daemon=True) for index in range(self._workers)
         ]
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -109,7 +110,7 @@ class Calls:
         self._arriving += 1
         try:
             await asyncio.sleep(0)  # whatever has arrived together with it gets here, too
-            others = self._running > self._computing_long or any(task.is_small for task in self._waiting)
+            others = self._slots.taken > self._computing_long or any(task.is_small for task in self._waiting)
             is_alone = self._arriving == 1 and not others
         finally:
             self._arriving -= 1
@@ -122,12 +123,16 @@ class Calls:
         run.began = now
         load = Load.of(piece)
         task = Task(run, piece, load, is_small=True, release="idle")
-        alone = not (self._running or self._waiting)
+        with self._changed:
+            alone = self._slots.is_idle() and not self._waiting
+            self._slots.take()
         fault = _fault_of(lambda: _compute_and_place([task], load, alone=alone))
+        with self._changed:
+            self._give_slot()
+            if fault is None:
+                self._observer.called("idle", piece.num_rows)
         if fault is not None:
             return fault
-        with self._changed:
-            self._observer.called("idle", piece.num_rows)
         run.count(piece, load, 0)
         fault = _fault_of(lambda: run.finish(self._clock()))
         return fault or run.outcome or expired()
@@ -159,7 +164,7 @@ class Calls:
     def _queue(self, run: Run, most: int) -> None:
         """Queues tasks of a run, and wakes a worker for each. Under the lock."""
         for piece in run.next_pieces(most):
-            free = self._asleep > len(self._waiting)
+            free = self._asleep > len(self._waiting) and self._slots.is_free()
             release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
             self._waiting.append(Task(run, piece, _shareable(run, piece), _is_small(run), release))
             if self._asleep:
@@ -167,13 +172,14 @@ class Calls:
 
     def _wants_loop(self) -> bool:
         """Whether a small task waits for workers that all compute something long."""
-        return self._computing_long == self._workers and any(task.is_small for task in self._waiting)
+        is_busy = self._computing_long == self._slots.taken and not self._slots.is_free()
+        return is_busy and any(task.is_small for task in self._waiting)
 
     def _work(self) -> None:
         """A thread's life."""
         while True:
             with self._changed:
-                while not (self._waiting or self._closing):
+                while not (self._closing or (self._waiting and self._slots.is_free())):
                     self._asleep += 1
                     self._changed.wait()
                     self._asleep -= 1
@@ -182,6 +188,8 @@ class Calls:
                 batch = self._take(self._waiting[0])
                 is_long = not batch.tasks[0].is_small
                 self._computing_long += is_long
+                if self._waiting and self._asleep and self._slots.is_free():
+                    self._changed.notify()  # a slot that another process gave back is announced to nobody
             self._compute(batch)
             with self._changed:
                 self._computing_long -= is_long
@@ -206,15 +214,15 @@ class Calls:
         tasks, load = [first], first.load
         if load is not None and self._waiting:
             load = self._join(tasks, load)
-        alone = len(tasks) == first.run.num_tasks == 1 and not (self._running or self._waiting)
-        self._running += 1
+        alone = len(tasks) == first.run.num_tasks == 1 and self._slots.is_idle() and not self._waiting
+        self._slots.take()
         for task in tasks:
             task.run.running += 1
         return _Batch(tasks, load, alone)
 
     def _join(self, tasks: list[Task], load: Load) -> Load:
         # The other workers get their share of what waits.
-        most = min(len(self._waiting) // self._workers, _MOST_JOINED)
+        most = min(len(self._waiting) // self._slots.share, _MOST_JOINED)
         job = tasks[0].run.job
         others = [task for task in itertools.islice(self._waiting, most) if task.run.job.engine is job.engine]
         loads = [(task, task.load) for task in others if task.load is not None]
@@ -230,7 +238,13 @@ class Calls:
         if live:
             self._call(live, batch, began)
         with self._changed:
-            self._running -= 1
+            self._give_slot()
+
+    def _give_slot(self) -> None:
+        # Whoever found no slot free has gone to sleep. Under the lock.
+        self._slots.give()
+        if self._waiting and self._asleep:
+            self._changed.notify()
 
     def _begin(self, task: Task, now: float) -> bool:
         """Whether a task is still of use; if not, it has been ended."""

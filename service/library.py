@@ -30,14 +30,29 @@ class IndexEntry:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What will be served, and why the name will not be if it is taken out."""
+
+    name: str
+    catalog: Catalog
+    reason: str | None
+
+
+@final
 class Library:
-    """A repository and the models loaded from it. Changes are made one at a time; reading needs no lock."""
+    """A repository and the models loaded from it; reading needs no lock.
+
+    A change is prepared and then committed or discarded, so that several processes can make it all or none. Whoever
+    prepares one sees to it that no other is.
+    """
 
     def __init__(self, repository: Repository, make_engine: EngineFactory) -> None:
         self._repository = repository
         self._make_engine = make_engine
         self._changing = threading.Lock()
         self._catalog: Catalog | None = None
+        self._prepared: _Change | None = None
         self._reasons: dict[str, str] = {}
 
     @property
@@ -64,12 +79,14 @@ class Library:
         with self._changing:
             self._catalog = Catalog(ServedModel(artifact, self._make_engine(artifact)) for artifact in artifacts)
 
-    def load(self, name: str) -> None:
-        """Serves every version of a name that the repository holds now. Versions that have not changed are kept.
+    def prepare_load(self, name: str) -> None:
+        """Gets ready to serve every version of a name that the repository holds now: `commit` does it.
+
+        Versions that have not changed are kept.
 
         Raises:
             ModelNotFound: the repository has no such name.
-            InvalidArtifact: a version is not whole, or the runtime refuses it; what was served before still is.
+            InvalidArtifact: a version is not whole, or the runtime refuses it.
         """
         with self._changing:
             catalog = self.catalog()
@@ -82,11 +99,10 @@ class Library:
                 reason = self._repository.relative(str(error))
                 self._reasons[name] = reason
                 raise InvalidArtifact(f"model {name!r} was not loaded: {reason}") from error
-            self._reasons.pop(name, None)
-            self._catalog = catalog.replacing(name, models)
+            self._prepared = _Change(name, catalog.replacing(name, models), None)
 
-    def unload(self, name: str) -> None:
-        """Serves no version of a name from now on; requests that run are answered.
+    def prepare_unload(self, name: str) -> None:
+        """Gets ready to serve no version of a name: `commit` does it, and requests that run are answered.
 
         Raises:
             ModelNotFound: no such name is served.
@@ -94,8 +110,24 @@ class Library:
         with self._changing:
             catalog = self.catalog()
             catalog.versions(name)
-            self._reasons[name] = "unloaded"
-            self._catalog = catalog.replacing(name, [])
+            self._prepared = _Change(name, catalog.replacing(name, []), "unloaded")
+
+    def commit(self) -> None:
+        """Serves what was prepared last."""
+        with self._changing:
+            change, self._prepared = self._prepared, None
+            if change is None:
+                return
+            self._catalog = change.catalog
+            if change.reason is None:
+                self._reasons.pop(change.name, None)
+            else:
+                self._reasons[change.name] = change.reason
+
+    def discard(self) -> None:
+        """Forgets what was prepared; what was served before still is."""
+        with self._changing:
+            self._prepared = None
 
     def index(self) -> list[IndexEntry]:
         """Every version in the repository or served, by name and version.

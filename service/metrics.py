@@ -1,8 +1,10 @@
 """What Prometheus reads at `/metrics`. One instance a server, with a registry of its own."""
 
-from typing import Final, final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, final
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
 
 from service.tally import Counters, Histograms
 
@@ -16,6 +18,13 @@ RELEASES: Final = ("idle", "freed", "joined", "slice")
 QUERY_KINDS: Final = ("valid", "computed")
 KEY_KINDS: Final = ("received", "valid", "computed")
 STAGES: Final = ("decode", "queue", "compute", "encode")
+# What is not a sum over a server's processes.
+_OF_THE_SERVER: Final = (
+    "mha_workers", "mha_ready", "mha_model_info", "process_start_time_seconds", "process_max_fds",
+)  # fmt: skip
+
+# Families by name, each with its samples: name, labels, value.
+Families = Sequence[tuple[str, Sequence[tuple[str, dict[str, str], float]]]]
 
 
 @final
@@ -80,9 +89,45 @@ class Metrics:
         """So many requests wait."""
         self.queued.set(waiting)
 
-    def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def dump(self) -> Families:
+        """Every sample as JSON has it, for `exposition` in another process of the server."""
+        return [
+            (family.name, [(sample.name, sample.labels, sample.value) for sample in family.samples])
+            for family in self.registry.collect()
+        ]
+
+    def exposition(self, others: Sequence[Families] = ()) -> bytes:
+        """Everything in Prometheus' text format: this process's, and what `dump` made of the server's others."""
+        return generate_latest(_Merged(self.registry, others))
+
+
+@final
+class _Merged:
+    """A registry and other processes' samples: sums, but for what is one number of the whole server."""
+
+    def __init__(self, registry: CollectorRegistry, others: Sequence[Families]) -> None:
+        self._registry = registry
+        self._others = others
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, once."""
+        elsewhere: dict[str, dict[tuple[Any, ...], float]] = {}
+        for families in self._others:
+            for name, samples in families:
+                sums = elsewhere.setdefault(name, {})
+                for sample, labels, value in samples:
+                    key = (sample, *sorted(labels.items()))
+                    sums[key] = sums.get(key, 0.0) + value
+        for family in self._registry.collect():
+            if family.name not in _OF_THE_SERVER:
+                sums = elsewhere.pop(family.name, {})
+                family.samples = [
+                    sample._replace(value=sample.value + sums.pop((sample.name, *sorted(sample.labels.items())), 0.0))
+                    for sample in family.samples
+                ]
+                for (name, *pairs), value in sums.items():
+                    family.add_sample(name, dict(pairs), value)
+            yield family
 
 
 def _each(names: tuple[str, ...]) -> list[tuple[str, ...]]:

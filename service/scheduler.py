@@ -15,6 +15,7 @@ from service.calls import Observer as CallObserver
 from service.errors import Overloaded, ServiceError
 from service.planner import Limits, plan
 from service.run import Done, Job, Run
+from service.slots import Slots
 
 # A call that takes much longer keeps small requests waiting; one much shorter spends its time on being a call.
 CALL_S: Final = 0.02
@@ -29,11 +30,11 @@ class Observer(CallObserver, Protocol):
 
 @final
 class Scheduler:
-    """Runs jobs on `workers` threads and, small ones, on the event loop; at most `max_queue` more may wait.
+    """Runs jobs on threads and, small ones, on the event loop; at most `max_queue` more may wait.
 
     Args:
-        workers: engine calls at once.
-        max_queue: jobs that wait beyond those.
+        slots: engine calls at once.
+        max_queue: jobs that wait beyond this process's share of those.
         workspace_bytes: most that the scores of one call may take.
         observer: is told about the queue and the calls.
         clock: seconds, monotonic.
@@ -41,18 +42,18 @@ class Scheduler:
 
     def __init__(
         self,
-        workers: int,
+        slots: Slots,
         max_queue: int,
         workspace_bytes: int,
         observer: Observer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._workers = workers
+        self._workers = slots.share
         self._max_queue = max_queue
         self._limits = Limits(workspace_bytes, CALL_S)
         self._observer = observer
         self._clock = clock
-        self._calls = Calls(workers, self._limits, observer, clock)
+        self._calls = Calls(slots, self._limits, observer, clock)
         self._is_open = False
         self._pending = 0
         self._mean_compute_s: float | None = None

@@ -28,11 +28,21 @@ class Settings(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where to compute. auto takes cuda if all of it is there, and says why."
     )
-    workers: int = Field(0, ge=0, description="Engine calls at once; 0 means the CPUs the container grants.")
+    processes: int = Field(
+        0,
+        ge=0,
+        description="Server processes among which connections are dealt out; 0 means one for each CPU the container "
+        "grants, at most 4, and 1 with a GPU or outside Linux.",
+    )
+    workers: int = Field(
+        0, ge=0, description="Engine calls at once, over all processes; 0 means the CPUs the container grants."
+    )
     threads_per_call: int = Field(
         0, ge=0, description="CPU threads of one engine call; 0 means 1, and every CPU for a call that runs alone."
     )
-    max_queue: int = Field(256, ge=0, description="Requests that may wait for a worker; beyond it the answer is 429.")
+    max_queue: int = Field(
+        256, ge=0, description="Requests that may wait for a worker, over all processes; beyond it the answer is 429."
+    )
     workspace_bytes: int = Field(
         128 * 1024 * 1024, ge=1, description="Most memory that the scores of one engine call may take."
     )

@@ -1,5 +1,9 @@
 """Puts a server together from its settings: the one place that knows every part."""
 
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
 from service.artifact import Artifact
 from service.codec import Codec
 from service.codec.json import JsonCodec
@@ -10,14 +14,22 @@ from service.engine import Engine
 from service.engine.device import Device, check_wheels, choose_device, is_installed, missing_for_cuda
 from service.http.access import ApiKeys
 from service.http.app import create_app
-from service.http.server import bind, serve
+from service.http.server import bind, log_listening, serve
 from service.http.state import ServerState
 from service.library import EngineFactory, Library
 from service.log import configure_logging
 from service.metrics import Metrics
+from service.processes.board import Seat
+from service.processes.notebook import Notebook
+from service.processes.parent import Parent
 from service.repository import Repository
 from service.scheduler import Scheduler
 from service.settings import Settings
+from service.slots import NoOthers, Slots
+
+Recall = Callable[[str, Callable[[], Any]], Any]
+# Each holds the weights once more, and four of them write and read for more CPUs than most machines have.
+_MOST_PROCESSES: Final = 4
 
 
 def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
@@ -35,30 +47,57 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     device = choose_device(settings.device, missing_for_cuda)
     repository = Repository(settings.models)
     artifacts = repository.read_all()
-    library = Library(repository, make_engine or _onnx_engines(device, settings))
-    state = server_state(settings, device, library)
+    keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
     sock = bind(settings.host, settings.port)
-    return serve(state, sock, lambda give_up: create_app(state, lambda: library.start(artifacts), give_up))
+    log_listening(sock)
+    num_processes = settings.processes or _default_processes(device)
+    if num_processes == 1:
+        library = Library(repository, make_engine or _onnx_engines(device, settings))
+        state = server_state(settings, device, library, keys)
+        return serve(state, sock, lambda give_up: create_app(state, lambda: library.start(artifacts), give_up))
+
+    notebook = Notebook()
+
+    def serve_at(seat: Seat) -> bool:
+        library = Library(repository, make_engine or _onnx_engines(device, settings, notebook.recall))
+        state = server_state(settings, device, library, keys, seat)
+
+        def load() -> None:
+            # What is stored may have changed since the process died that this one replaces.
+            served = repository.read_all() if seat.replaces else artifacts
+            library.start([artifact for artifact in served if artifact.name not in seat.unloaded])
+
+        return serve(state, seat, lambda give_up: create_app(state, load, give_up))
+
+    return Parent(sock, num_processes, serve_at, settings.drain_delay_s, settings.drain_timeout_s).run()
 
 
-def server_state(settings: Settings, device: Device, library: Library) -> ServerState:
-    """The parts that routes share, before any model is loaded.
-
-    Raises:
-        StartupError: the file of API keys cannot be read.
-    """
+def server_state(
+    settings: Settings, device: Device, library: Library, api_keys: ApiKeys | None, seat: Seat | None = None
+) -> ServerState:
+    """The parts that the routes of one process share, before any model is loaded."""
     metrics = Metrics()
-    workers = settings.workers or usable_cpus()
-    metrics.workers.set(workers)
+    total = settings.workers or usable_cpus()
+    metrics.workers.set(total)
+    num_processes = 1 if seat is None else seat.board.num_seats
+    slots = Slots(total, max(1, total // num_processes), NoOthers() if seat is None else seat)
+    max_queue = -(-settings.max_queue // num_processes)
     return ServerState(
         settings=settings,
         device=device,
         codecs=codecs(settings),
         metrics=metrics,
-        scheduler=Scheduler(workers, settings.max_queue, settings.workspace_bytes, metrics),
-        api_keys=None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file),
+        scheduler=Scheduler(slots, max_queue, settings.workspace_bytes, metrics),
+        api_keys=api_keys,
         library=library,
     )
+
+
+def _default_processes(device: Device) -> int:
+    """One for each CPU, up to a few: each has the weights in memory, and a GPU wants every request in one queue."""
+    if device.name == "cuda" or sys.platform != "linux":
+        return 1
+    return min(usable_cpus(), _MOST_PROCESSES)
 
 
 def codecs(settings: Settings) -> dict[str, Codec]:
@@ -67,12 +106,15 @@ def codecs(settings: Settings) -> dict[str, Codec]:
     return {codec.media_type: codec for codec in every}
 
 
-def _onnx_engines(device: Device, settings: Settings) -> EngineFactory:
+def _onnx_engines(device: Device, settings: Settings, recall: Recall | None = None) -> EngineFactory:
     def make(artifact: Artifact) -> Engine:
         from service.engine.onnx import OnnxEngine  # noqa: PLC0415  # costs 0.2 s that health need not wait for
 
         # 0 means: one thread a call while calls run side by side, every CPU for a call that runs alone.
         threads = settings.threads_per_call or 1
-        return OnnxEngine(artifact, device.name, threads, settings.threads_per_call or usable_cpus())
+        threads_alone = settings.threads_per_call or usable_cpus()
+        if recall is None:
+            return OnnxEngine(artifact, device.name, threads, threads_alone)
+        return OnnxEngine(artifact, device.name, threads, threads_alone, recall)
 
     return make

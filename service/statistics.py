@@ -1,7 +1,9 @@
 """What one served model has done since it was loaded. Written and read on the event loop alone."""
 
-from dataclasses import dataclass, field
-from typing import final
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self, final
 
 
 @final
@@ -16,6 +18,11 @@ class Duration:
         """One more time."""
         self.count += 1
         self.seconds += seconds
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Adds what `asdict` made of another."""
+        self.count += other["count"]
+        self.seconds += other["seconds"]
 
     @property
     def nanoseconds(self) -> int:
@@ -39,6 +46,13 @@ class Stages:
         self.queue.add(seconds["queue"])
         self.compute.add(seconds["compute"])
         self.encode.add(seconds["encode"])
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Adds what `asdict` made of another."""
+        self.decode.merge(other["decode"])
+        self.queue.merge(other["queue"])
+        self.compute.merge(other["compute"])
+        self.encode.merge(other["encode"])
 
 
 @final
@@ -72,6 +86,24 @@ class ModelStatistics:
         self.success.add(total_s)
         self.stages.add(seconds)
         self.by_batch.setdefault(batch, Stages()).add(seconds)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON has it, for `merged_with` in another process."""
+        return {**asdict(self), "by_batch": [[batch, asdict(stages)] for batch, stages in self.by_batch.items()]}
+
+    def merged_with(self, others: Iterable[Mapping[str, Any]]) -> Self:
+        """These and what `dump` made of others, together."""
+        merged = copy.deepcopy(self)
+        for other in others:
+            merged.rows += other["rows"]
+            merged.calls += other["calls"]
+            merged.last_answer_ms = max(merged.last_answer_ms, other["last_answer_ms"])
+            merged.success.merge(other["success"])
+            merged.failure.merge(other["failure"])
+            merged.stages.merge(other["stages"])
+            for batch, stages in other["by_batch"]:
+                merged.by_batch.setdefault(batch, Stages()).merge(stages)
+        return merged
 
     def failed(self, total_s: float) -> None:
         """A request failed in the queue or in the engine."""

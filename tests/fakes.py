@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from service.cost import CostModel
 from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
+from service.errors import ArtifactError
 from service.settings import load_settings
 from service.start import start
 
@@ -67,11 +68,17 @@ def gated_engine() -> Engine:
     return SlowEngine()
 
 
+def refused_engine() -> Engine:
+    """No engine: as when the runtime refuses a graph."""
+    raise ArtifactError("the runtime refuses it")
+
+
 ENGINES: dict[str, Callable[[], Engine]] = {
     "slow": SlowEngine,
     "failing": FailingEngine,
     "defective": DefectiveEngine,
     "gated": gated_engine,
+    "refusing": refused_engine,
 }
 
 

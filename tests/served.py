@@ -64,14 +64,17 @@ class ServerProcess:
         return self
 
     def peak_memory_bytes(self) -> int:
-        """The most memory the process has ever held (VmHWM)."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
+        """The most memory that its processes have ever held (the sum of VmHWM)."""
+        return sum(_peak_bytes(one.pid) for one in self.members())
 
     def memory_bytes(self) -> int:
-        """The memory the process holds now (RSS)."""
-        return int(psutil.Process(self.process.pid).memory_info().rss)
+        """The memory that its processes hold now (the sum of RSS)."""
+        return sum(int(one.memory_info().rss) for one in self.members())
+
+    def members(self) -> list[psutil.Process]:
+        """The process that was started, and those that it has started."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children()]
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> int:
         """Ends the process, and returns its exit status."""
@@ -83,6 +86,12 @@ class ServerProcess:
             return self.process.wait(60)
         finally:
             self._log_file.close()
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
@@ -105,7 +114,9 @@ def serving(log: Path, *flags: str, **settings: str) -> Iterator[ServerProcess]:
 @contextmanager
 def serving_fake(log: Path, engine: str, *flags: str) -> Iterator[ServerProcess]:
     """A real server around one of the engines of `tests.fakes`, ready."""
-    command = [sys.executable, "-m", "tests.fakes", engine, "--port", "0", "--log-format", "json", *flags]
+    # One process, so that every request meets the same engine.
+    alone = ("--port", "0", "--log-format", "json", "--processes", "1")
+    command = [sys.executable, "-m", "tests.fakes", engine, *alone, *flags]
     server = ServerProcess(command, clean_environment(), log)
     try:
         yield server.wait_ready()

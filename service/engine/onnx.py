@@ -5,6 +5,7 @@ import dataclasses
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final, final
 
 import numpy as np
@@ -17,6 +18,9 @@ from service.cost import CostModel, row_flops
 from service.engine import EngineCall, EngineResult, Floats, Projected
 from service.engine.device import DeviceName
 from service.errors import ArtifactError
+
+Recall = Callable[[str, Callable[[], Any]], Any]
+"""What is known by a name, or else what the second argument makes, as JSON has it."""
 
 _PROVIDERS: Final[dict[DeviceName, list[Any]]] = {
     "cpu": ["CPUExecutionProvider"],
@@ -55,25 +59,37 @@ class OnnxEngine:
         device: where to compute.
         threads: of each call.
         threads_alone: of a call that has the machine to itself.
+        recall: what was measured under a name, which the second argument measures if nobody has yet: processes of one
+            server need not each do it, least of all at the same time.
 
     Raises:
         ArtifactError: the runtime refuses a graph or cannot run it, or would compute on another device than asked.
     """
 
-    def __init__(self, artifact: Artifact, device: DeviceName, threads: int, threads_alone: int) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        device: DeviceName,
+        threads: int,
+        threads_alone: int,
+        recall: Recall = lambda _, measure: measure(),
+    ) -> None:
         self._sessions = _Sessions(artifact, device)
         self._threads = threads
         self._threads_alone = threads_alone
-        self._unmasked_choice = _Choice((float("inf"),), ("full",))
-        self._alone_from_flops = float("inf")
+        layer = artifact.layer
         try:
-            self.cost = self._measure(artifact.layer)
-            self._try_others(artifact.layer)
+            name = f"{artifact.digest} {device} {threads} {threads_alone}"
+            measured = recall(name, lambda: self._measure(layer))
+            self._unmasked_choice = _Choice(tuple(measured["flops"][1:]), tuple(measured["faster"]))
+            self._alone_from_flops = measured["alone_from_flops"]
+            self.cost = CostModel(tuple(zip(measured["flops"], measured["seconds"], strict=True)))
+            self._try(layer)
         except (*_REFUSALS, ValueError) as error:  # ValueError: the graph's inputs have other names
             raise ArtifactError(
                 f"{artifact.name}/{artifact.version}: onnxruntime cannot run the graph: {error}"
             ) from error
-        self._layer = artifact.layer
+        self._layer = layer
 
     def run(self, call: EngineCall) -> EngineResult:
         """The layer's answer to one call."""
@@ -101,23 +117,29 @@ class OnnxEngine:
         feed = _masked_feed(call) if name == "masked" else _feed(call)
         return self._sessions.run(name, threads, feed)[0]
 
-    def _measure(self, layer: Layer) -> CostModel:
-        """Warms up, and measures which graph, how many threads and how long, from small calls to larger ones."""
+    def _measure(self, layer: Layer) -> dict[str, Any]:
+        """Measures which graph, how many threads and how long, from small calls to larger ones. As JSON has it."""
         flops = [float(row_flops(layer, length, length)) for length in _MEASURED_LENGTHS]
         calls = [_call(layer, length) for length in _MEASURED_LENGTHS]
         seconds = {name: [self._median_s(name, self._threads, call) for call in calls] for name in ("full", "masked")}
         faster = ["full" if full <= masked else "masked" for full, masked in zip(*seconds.values(), strict=True)]
-        self._unmasked_choice = _Choice(tuple(flops[1:]), tuple(faster))
         best = [min(pair) for pair in zip(*seconds.values(), strict=True)]
+        alone_from_flops = float("inf")
         if self._threads_alone > self._threads:
             alone = [self._median_s("full", self._threads_alone, call) for call in calls]
-            self._alone_from_flops = _from_where(flops, alone, best)
+            alone_from_flops = _from_where(flops, alone, best)
         ascending = np.maximum.accumulate(best)  # a slow moment while the first was measured is no property of it
-        return CostModel(tuple(zip(flops, ascending.tolist(), strict=True)))
+        return {
+            "flops": flops, "seconds": ascending.tolist(), "faster": faster, "alone_from_flops": alone_from_flops,
+        }  # fmt: skip
 
-    def _try_others(self, layer: Layer) -> None:
-        """Runs the graphs that measuring did not, and forgets them."""
+    def _try(self, layer: Layer) -> None:
+        """Runs every graph, and forgets those that are seldom needed."""
         call = _call(layer, 2)
+        for name in ("full", "masked"):
+            self._run(name, self._threads, call)
+        if self._alone_from_flops < float("inf"):
+            self._run("full", self._threads_alone, call)
         self.run(dataclasses.replace(call, need_weights=True))
         projected = self.project(call.keys, call.values)
         self.attend(call.queries, projected, np.full((1, 2), 2))

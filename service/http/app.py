@@ -67,10 +67,11 @@ def _lifespan(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await state.siblings.open()
         loading = asyncio.create_task(_load(state, load, give_up))
         yield
         await loading
-        state.metrics.ready.set(0)
+        state.siblings.note_unready()
         state.scheduler.close()
 
     return lifespan
@@ -86,8 +87,8 @@ async def _load(state: ServerState, load: Callable[[], None], give_up: Callable[
             give_up()  # whatever went wrong: a server that never becomes ready is worse than none
     if not state.library.is_loaded:
         return
-    models = state.announce_models()
+    state.announce_models()
     gc.collect()
     gc.freeze()  # what was imported and loaded stays; without it every full collection looks at all of it again
-    state.metrics.ready.set(1)
-    _log.info("ready", models=models, device=state.device.name, reason=state.device.reason)
+    content = {"models": state.names(), "device": state.device.name, "reason": state.device.reason}
+    state.siblings.note_ready(content)

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path
 
+from service.catalog import ServedModel
 from service.http.oip_views import EXTENSIONS, model_config, model_metadata, model_statistics
+from service.http.siblings import statistics_elsewhere
 from service.http.state import ServerState
 from service.http.views import NOT_YET, ErrorBody
 
@@ -50,21 +52,32 @@ def _add_server(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_statistics(router: APIRouter, state: ServerState) -> None:
+    async def statistics_of(models: list[ServedModel]) -> dict[str, Any]:
+        elsewhere = await statistics_elsewhere(state)
+        return {
+            "model_stats": [
+                model_statistics(
+                    one.artifact, one.statistics.merged_with(elsewhere(one.artifact.name, one.artifact.version))
+                )
+                for one in models
+            ]
+        }
+
     # Before the routes with a name, so that `stats` is not taken for one.
     @router.get("/models/stats", responses=NOT_YET)
     async def oip_all_statistics() -> dict[str, Any]:
         """Counts and times of every version of every model."""
-        return {"model_stats": [model_statistics(model) for model in state.served()]}
+        return await statistics_of(list(state.served()))
 
     @router.get("/models/{model}/stats", responses=_MODEL)
     async def oip_model_statistics(model: Model) -> dict[str, Any]:
         """Counts and times of every version of one model."""
-        return {"model_stats": [model_statistics(one) for one in state.served().versions(model)]}
+        return await statistics_of(state.served().versions(model))
 
     @router.get("/models/{model}/versions/{version}/stats", responses=_MODEL)
     async def oip_version_statistics(model: Model, version: Version) -> dict[str, Any]:
         """Counts and times of one version."""
-        return {"model_stats": [model_statistics(state.served().find(model, version))]}
+        return await statistics_of([state.served().find(model, version)])
 
 
 def _add_models(router: APIRouter, state: ServerState) -> None:

@@ -6,10 +6,10 @@ extension_statistics.md. Fields that perf_analyzer reads without asking are all 
 
 from typing import Any, Final
 
-from service.artifact import Tensor
+from service.artifact import Artifact, Tensor
 from service.catalog import ServedModel
 from service.library import IndexEntry
-from service.statistics import Duration, Stages
+from service.statistics import Duration, ModelStatistics, Stages
 
 EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
 PLATFORM: Final = "onnxruntime_onnx"
@@ -44,13 +44,12 @@ def model_config(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def model_statistics(model: ServedModel) -> dict[str, Any]:
+def model_statistics(artifact: Artifact, statistics: ModelStatistics) -> dict[str, Any]:
     """Counts and times since the model was loaded; nanoseconds."""
-    statistics = model.statistics
     never = Duration()
     return {
-        "name": model.artifact.name,
-        "version": str(model.artifact.version),
+        "name": artifact.name,
+        "version": str(artifact.version),
         "last_inference": statistics.last_answer_ms,
         "inference_count": statistics.rows,
         "execution_count": statistics.calls,

@@ -5,6 +5,7 @@ length is read by the kernel into the one buffer that it is then decoded in.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Final, final
 
@@ -24,12 +25,23 @@ _FIRST_BYTES: Final = 1024 * 1024
 
 @final
 class Protocol(HttpToolsProtocol):
-    """Offers `READ_WHOLE` to the application, and answers what is no HTTP with 400 `malformed_body`."""
+    """Offers `READ_WHOLE` to the application, and answers what is no HTTP with 400 `malformed_body`.
+
+    `on_closed` is called when the connection has ended, if it is set.
+    """
+
+    on_closed: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
         self._writer = _HeadWithBody(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        super().connection_lost(exc)
+        if self.on_closed is not None:
+            self.on_closed()
 
     def on_response_complete(self) -> None:
         """An answer is complete, perhaps without a body."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Request
 from service.errors import InvalidParameter, MalformedBody
 from service.http.body import read_body
 from service.http.oip_views import index_entry
+from service.http.siblings import load, unload
 from service.http.state import ServerState
 from service.http.views import ErrorBody
 
@@ -55,16 +56,16 @@ def repository_routes(state: ServerState) -> APIRouter:
     async def oip_load(request: Request, model: Model) -> dict[str, Any]:
         """Serves every version that the repository holds now. If one is broken, what was served before still is."""
         _refuse_overrides(await admitted(request))
-        await asyncio.to_thread(state.library.load, model)
-        _log.info("loaded", model=model, models=state.announce_models())
+        await state.siblings.change(load(model))
+        _log.info("loaded", model=model, models=state.names())
         return {}
 
     @router.post("/models/{model}/unload", openapi_extra=_BODY)
     async def oip_unload(request: Request, model: Model) -> dict[str, Any]:
         """Serves no version from now on; requests that run are answered."""
         await admitted(request)
-        await asyncio.to_thread(state.library.unload, model)
-        _log.info("unloaded", model=model, models=state.announce_models())
+        await state.siblings.change(unload(model))
+        _log.info("unloaded", model=model, models=state.names())
         return {}
 
     return router

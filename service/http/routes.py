@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from service.http.siblings import METRICS
 from service.http.state import ServerState
 from service.http.views import NOT_YET, ErrorBody, ModelList, ModelVersions, model_view
 
@@ -17,7 +18,9 @@ def read_routes(state: ServerState) -> APIRouter:
     async def metrics() -> Response:
         """Counts and times in Prometheus' text format."""
         state.metrics.queued.set(state.scheduler.queued)
-        return Response(state.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        state.metrics.ready.set(state.is_ready)
+        elsewhere = await state.siblings.ask(METRICS)
+        return Response(state.metrics.exposition(elsewhere), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
@@ -37,7 +40,7 @@ def _add_health(router: APIRouter, state: ServerState) -> None:
     @router.get("/health/startup", tags=["health"], responses=NOT_YET)
     async def startup() -> dict[str, bool]:
         """200 once models have been loaded, and ever after."""
-        state.served()
+        state.check_started()
         return {"started": True}
 
 

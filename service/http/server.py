@@ -1,5 +1,6 @@
 """uvicorn with our way to start and to end: a socket bound with a clear error, and a drain on SIGTERM."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from starlette.types import ASGIApp
 
 from service.errors import StartupError
 from service.http.protocol import Protocol
+from service.http.siblings import handlers
 from service.http.state import ServerState
+from service.processes.board import Seat
+from service.processes.sibling import NoSiblings, Sibling
 
 _log = structlog.get_logger(__name__)
 _BACKLOG: Final = 2048
+_TAKEN_AT_ONCE: Final = 64
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -37,52 +42,103 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve(state: ServerState, sock: socket.socket, make_app: Callable[[Callable[[], None]], ASGIApp]) -> bool:
+def serve(
+    state: ServerState,
+    source: socket.socket | Seat,
+    make_app: Callable[[Callable[[], None]], ASGIApp],
+) -> bool:
     """Serves until told to stop; returns whether it ended as it should.
 
     Args:
-        state: its `draining` is set at the first SIGTERM or SIGINT.
-        sock: from `bind`.
+        state: its `draining` is set when the server is told to stop, its `siblings` here.
+        source: a listening socket from `bind`, or a seat at which connections are dealt.
         make_app: makes the application, given what to call if models cannot be loaded.
     """
-    server = _Server(state)
-    app = make_app(server.give_up)
-    server.config.app = app
+    seat = source if isinstance(source, Seat) else None
+    server = _Server(state, seat)
+    handling = handlers(state, server.drain, server.end)
+    state.siblings = NoSiblings(handling) if seat is None else Sibling(seat, handling)
+    server.config.app = make_app(server.give_up)
+    server.run(sockets=[source] if isinstance(source, socket.socket) else [])
+    return not server.failed
+
+
+def log_listening(sock: socket.socket) -> None:
+    """Says where the server is."""
     host, port = sock.getsockname()[:2]
     _log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    server.run(sockets=[sock])
-    return not server.failed
 
 
 @final
 class _Server(uvicorn.Server):
     """Ends in two steps: at the first signal it stops being ready, after the drain delay it stops accepting.
 
-    A second signal ends it at once.
+    A second signal ends it at once. At a seat, both come from the parent, as a message and as the end of what it deals.
     """
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, seat: Seat | None) -> None:
         super().__init__(_config(state))
         self.failed = False
         self._state = state
+        self._seat = seat
         self._stop_at: float | None = None
+        self._adopting: set[asyncio.Task[None]] = set()
 
     def give_up(self) -> None:
         self.failed = True
         self.should_exit = True
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self._stop_at is not None:
-            self.should_exit = self.force_exit = True
-            return
+    def drain(self) -> None:
         self._state.draining = True
-        self._state.metrics.ready.set(0)
+
+    def end(self) -> None:
+        self._state.draining = True
+        self.should_exit = self.force_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self._seat is not None:
+            return  # a terminal sends its signals to every process; the parent passes on what they mean
+        if self._stop_at is not None:
+            self.end()
+            return
+        self.drain()
         self._stop_at = time.monotonic() + self._state.settings.drain_delay_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._seat is not None:
+            self._seat.deal.settimeout(0)
+            asyncio.get_running_loop().add_reader(self._seat.deal, self._take_dealt, self._seat)
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self.should_exit = True
         return await super().on_tick(counter)
+
+    def _take_dealt(self, seat: Seat) -> None:
+        for _ in range(_TAKEN_AT_ONCE):
+            try:
+                marks, descriptors, _, _ = socket.recv_fds(seat.deal, 1, 1)
+            except BlockingIOError:
+                return
+            for descriptor in descriptors:
+                task = asyncio.create_task(self._adopt(seat, socket.socket(fileno=descriptor)))
+                self._adopting.add(task)
+                task.add_done_callback(self._adopting.discard)
+            if not marks:  # the parent accepts no more, or is no more
+                asyncio.get_running_loop().remove_reader(seat.deal)
+                self.drain()
+                self.should_exit = True
+                return
+
+    async def _adopt(self, seat: Seat, connection: socket.socket) -> None:
+        protocol = Protocol(self.config, self.server_state, self.lifespan.state)
+        protocol.on_closed = lambda: seat.board.count_closed(seat.index)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+        except OSError:  # the client has left already
+            connection.close()
+            protocol.on_closed()
 
 
 def _config(state: ServerState) -> uvicorn.Config:

@@ -6,10 +6,11 @@ from typing import final
 from service.catalog import Catalog
 from service.codec import Codec
 from service.engine.device import Device
-from service.errors import Draining
+from service.errors import Draining, NotReady
 from service.http.access import ApiKeys
 from service.library import Library
 from service.metrics import Metrics
+from service.processes.sibling import Siblings
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -17,7 +18,10 @@ from service.settings import Settings
 @final
 @dataclass(slots=True)
 class ServerState:
-    """Settings and parts; the library says what is served, and draining is the one thing that changes here."""
+    """Settings and parts; the library says what is served, and draining is the one thing that changes here.
+
+    `siblings` is set before anything is served.
+    """
 
     settings: Settings
     device: Device
@@ -26,6 +30,7 @@ class ServerState:
     scheduler: Scheduler
     api_keys: ApiKeys | None
     library: Library
+    siblings: Siblings = field(init=False)
     draining: bool = field(default=False)
 
     def served(self) -> Catalog:
@@ -36,14 +41,16 @@ class ServerState:
         """
         return self.library.catalog()
 
-    def announce_models(self) -> list[str]:
-        """Tells the metrics what is served now; returns it as name/version."""
-        served = list(self.served())
+    def names(self) -> list[str]:
+        """What is served, as name/version."""
+        return [f"{model.artifact.name}/{model.artifact.version}" for model in self.served()]
+
+    def announce_models(self) -> None:
+        """Tells the metrics what is served now."""
         self.metrics.model_info.clear()
-        for artifact in (model.artifact for model in served):
+        for artifact in (model.artifact for model in self.served()):
             labels = (artifact.name, str(artifact.version), artifact.digest, self.device.name)
             self.metrics.model_info.labels(*labels).set(1)
-        return [f"{model.artifact.name}/{model.artifact.version}" for model in served]
 
     def check_ready(self) -> None:
         """Refuses unless new requests are welcome.
@@ -54,3 +61,24 @@ class ServerState:
         if self.draining:
             raise Draining("the server is about to end; send new requests elsewhere")
         self.served()
+        if not self.siblings.all_ready:
+            raise NotReady("a process of the server is still loading models")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `check_ready` passes."""
+        try:
+            self.check_ready()
+        except (NotReady, Draining):
+            return False
+        return True
+
+    def check_started(self) -> None:
+        """Refuses until all models have been loaded, once.
+
+        Raises:
+            NotReady: they are still being loaded.
+        """
+        self.served()
+        if not self.siblings.started:
+            raise NotReady("a process of the server is still loading models")

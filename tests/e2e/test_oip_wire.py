@@ -234,6 +234,9 @@ def test_not_ready_is_503_with_an_error(tmp_path: Path, seeds_repository: Path) 
     with serving(tmp_path / "log", "--models", str(seeds_repository), "--drain-delay-s", "5") as server:
         assert server.client.get("/v2/health/ready").json() == {"ready": True}
         server.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 1
+        while server.client.get("/v2/health/ready").status_code == 200:  # the signal is on its way to every process
+            assert time.monotonic() < deadline
         for path in ("/v2/health/ready", "/v2/models/attention/ready"):
             response = server.client.get(path)
             assert (response.status_code, response.json()["code"]) == (503, "draining")

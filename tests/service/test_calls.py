@@ -12,6 +12,7 @@ from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
 from service.errors import DeadlineExceeded, EngineFailure, Overflow
 from service.run import Done, Job
 from service.scheduler import Scheduler
+from service.slots import NoOthers, Slots
 from service.tensors import AttentionInputs, WireTensors
 from tests.service.test_scheduler import (
     HOUR_S,
@@ -126,7 +127,7 @@ class TestShared:
 
         async def test(clock: Clock) -> None:
             seen = Seen()
-            pool, engine = Scheduler(1, 97, 2**62, seen, clock.time), GatedEngine(SHARED)
+            pool, engine = Scheduler(Slots(1, 1, NoOthers()), 97, 2**62, seen, clock.time), GatedEngine(SHARED)
             first = submitted(pool, job(engine, clock.time() + HOUR_S, 0))
             await started(engine)
             others = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(1, 8)]
@@ -220,7 +221,7 @@ class TestTiled:
 
         async def test(clock: Clock) -> None:
             seen = Seen()
-            pool = Scheduler(2, 97, 2**62, seen, clock.time)
+            pool = Scheduler(Slots(2, 2, NoOthers()), 97, 2**62, seen, clock.time)
             engine = ProjectingEngine(CostModel.linear(0.0, 0.19 / row_flops(LAYER, 89, 97)))
             done = await pool.submit(tiled_job(engine, clock.time() + HOUR_S))
             assert engine.attended_early == 0

@@ -13,6 +13,7 @@ from service.engine import Engine, EngineCall, EngineResult
 from service.errors import DeadlineExceeded, Draining, EngineFailure, Overflow, Overloaded
 from service.run import Done, Job
 from service.scheduler import Scheduler
+from service.slots import NoOthers, Slots
 from service.tensors import AttentionInputs, WireTensors
 from tests.fakes import Unprojecting
 from tests.strategies import LAYER
@@ -118,7 +119,7 @@ def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 def scheduler(clock: Clock, workers: int = 1, max_queue: int = 1, queued: list[int] | None = None) -> Scheduler:
     """A scheduler on that clock, which tells the length of its queue to a list."""
-    return Scheduler(workers, max_queue, 2**62, Seen(queued), clock.time)
+    return Scheduler(Slots(workers, workers, NoOthers()), max_queue, 2**62, Seen(queued), clock.time)
 
 
 def submitted(scheduler: Scheduler, job: Job) -> "asyncio.Task[Done]":
@@ -284,7 +285,7 @@ class TestDeadline:
 
         async def test(_: Clock) -> None:
             now = [0.0]  # the scheduler's own time, of which the event loop knows nothing
-            pool, engine = Scheduler(1, 1, 2**62, Seen(), lambda: now[0]), GatedEngine()
+            pool, engine = Scheduler(Slots(1, 1, NoOthers()), 1, 2**62, Seen(), lambda: now[0]), GatedEngine()
             first = submitted(pool, job(engine, deadline=2 * HOUR_S))
             await started(engine)
             late = submitted(pool, job(engine, deadline=HOUR_S, mark=5))
