@@ -23,7 +23,7 @@ from service.slots import Slots
 # What is computed on the event loop keeps it from everything else for so long.
 SMALL_S: Final = 0.001
 # More waiting tasks than this are not looked at when a call is put together.
-_MOST_JOINED: Final = 64
+_MOST_JOINED: Final = 16
 
 
 class Observer(Protocol):
@@ -128,7 +128,8 @@ class Calls:
             self._slots.take()
         fault = _fault_of(lambda: _compute_and_place([task], load, alone=alone))
         with self._changed:
-            self._give_slot()
+            self._slots.give()
+            self._wake_one()
             if fault is None:
                 self._observer.called("idle", piece.num_rows)
         if fault is not None:
@@ -167,8 +168,12 @@ class Calls:
             free = self._asleep > len(self._waiting) and self._slots.is_free()
             release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
             self._waiting.append(Task(run, piece, _shareable(run, piece), _is_small(run), release))
-            if self._asleep:
-                self._changed.notify()
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Wakes a thread if there is something for it: one that finds no slot would only take Python's lock."""
+        if self._waiting and self._asleep and self._slots.is_free():
+            self._changed.notify()
 
     def _wants_loop(self) -> bool:
         """Whether a small task waits for workers that all compute something long."""
@@ -188,8 +193,7 @@ class Calls:
                 batch = self._take(self._waiting[0])
                 is_long = not batch.tasks[0].is_small
                 self._computing_long += is_long
-                if self._waiting and self._asleep and self._slots.is_free():
-                    self._changed.notify()  # a slot that another process gave back is announced to nobody
+                self._wake_one()  # a slot that another process gave back is announced to nobody
             self._compute(batch)
             with self._changed:
                 self._computing_long -= is_long
@@ -204,6 +208,7 @@ class Calls:
             self._compute(batch)
         self._deliver_answers()
         with self._changed:
+            self._wake_one()
             self._loop_comes = self._wants_loop()
         if self._loop_comes and self._loop is not None:
             self._loop.call_soon(self._compute_on_loop)
@@ -238,13 +243,7 @@ class Calls:
         if live:
             self._call(live, batch, began)
         with self._changed:
-            self._give_slot()
-
-    def _give_slot(self) -> None:
-        # Whoever found no slot free has gone to sleep. Under the lock.
-        self._slots.give()
-        if self._waiting and self._asleep:
-            self._changed.notify()
+            self._slots.give()
 
     def _begin(self, task: Task, now: float) -> bool:
         """Whether a task is still of use; if not, it has been ended."""

@@ -3,12 +3,18 @@
 Pure; the engine measures at warm-up. Shape letters: B batch, Q queries, K key-value pairs, H heads.
 """
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import Final, Self, final
 
 from service.artifact import Layer
 
 _FLOAT_BYTES: Final = 4
+_Line = tuple[float, float, float, float]
+
+
+# What one more call costs beside computing: to be put together, handed over and taken apart again.
+CALL_OVERHEAD_S: Final = 2e-4
 
 
 @final
@@ -24,6 +30,10 @@ class CostModel:
     """
 
     points: tuple[tuple[float, float], ...]
+    _lines: tuple[_Line, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lines", _lines(self.points))
 
     @classmethod
     def linear(cls, call_s: float, flop_s: float) -> Self:
@@ -33,30 +43,36 @@ class CostModel:
     def seconds(self, flops: float) -> float:
         """Seconds of a call of so many operations; never less than those of the first point."""
         least, least_s = self.points[0]
-        return least_s if flops <= least else _on_line(self.points, flops)
+        return least_s if flops <= least else _on_line(self._lines, flops)
 
     def flops_within(self, seconds: float) -> float:
         """The most operations that a call of so many seconds can do; infinite where work costs nothing."""
         if seconds <= self.points[0][1]:
             return 0.0
-        return _on_line(tuple((point_s, flops) for flops, point_s in self.points), seconds)
+        return _on_line(_lines(tuple((point_s, flops) for flops, point_s in self.points)), seconds)
 
 
-def _on_line(points: tuple[tuple[float, float], ...], x: float) -> float:
-    """The y of an x beyond the first point, on the straight line between its neighbours or on through the last two."""
-    (lower, lower_y), *rest = points
-    slope = 0.0
-    for upper, upper_y in rest:
-        slope = (upper_y - lower_y) / (upper - lower) if upper > lower else float("inf")
+def _lines(points: tuple[tuple[float, float], ...]) -> tuple[_Line, ...]:
+    """From each point to the next: where it ends, where it begins, the value there, and the slope."""
+    return tuple(
+        (upper, lower, lower_y, (upper_y - lower_y) / (upper - lower) if upper > lower else float("inf"))
+        for (lower, lower_y), (upper, upper_y) in itertools.pairwise(points)
+    )
+
+
+def _on_line(lines: tuple[_Line, ...], x: float) -> float:
+    """The y of an x beyond the first point, on the line between its neighbours or on through the last two."""
+    for upper, lower, lower_y, slope in lines:  # noqa: B007  # the last one goes on
         if x <= upper:
             break
-        lower, lower_y = upper, upper_y
     return lower_y + slope * (x - lower)
 
 
 def row_flops(layer: Layer, num_queries: int, num_kv: int) -> int:
     """Floating-point operations of one batch entry: four projections, the scores, and the average of the values."""
-    return projection_flops(layer, num_kv) + attend_flops(layer, num_queries, num_kv)
+    hiddens = layer.num_hiddens  # written out, since planning asks this most
+    of_query = layer.query_size + hiddens + num_kv * (1 + _score_size(layer))
+    return 2 * hiddens * (num_kv * (layer.key_size + layer.value_size) + num_queries * of_query)
 
 
 def projection_flops(layer: Layer, num_kv: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final, final
 import numpy as np
 
 from service.artifact import Layer
-from service.cost import CostModel, attend_flops, projection_flops, row_flops, score_bytes
+from service.cost import CALL_OVERHEAD_S, CostModel, attend_flops, projection_flops, row_flops, score_bytes
 from service.sequences import Indices
 from service.tensors import AttentionInputs
 
@@ -19,9 +19,6 @@ from service.tensors import AttentionInputs
 _MAX_LENGTHS: Final = 32
 # A row this many times longer than a call should be is tiled, although its keys must then be projected on their own.
 _TILED_CALLS: Final = 2.0
-# What one more call costs beside computing: to be put together, handed over and taken apart again. Shared calls of
-# eight small requests saved 0.4 ms of CPU time each (docs/decisions/0009-small-calls.md); half of that is counted on.
-_CALL_OVERHEAD_S: Final = 2e-4
 # Rows of several requests are copied into one array. From the cache that goes at 24 GB/s there; less than half of it is
 # counted on.
 _COPIED_BYTE_S: Final = 1e-10
@@ -103,7 +100,7 @@ def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits,
 
     No part's scores exceed the workspace unless a single query's do.
     """
-    planning = _Planning(layer, cost, limits, need_weights)
+    planning = _Planning(layer, cost.flops_within(limits.call_s), limits, need_weights)
     if len(inputs.extents) == 1:
         group = _only(inputs)
         if planning.most_rows(group) > 0:
@@ -160,7 +157,7 @@ class Load:
 def may_join(part: Load, layer: Layer, cost: CostModel) -> bool:
     """Whether it pays for a part to share a call even with its like. If not, nobody need look for company for it."""
     flops = part.flops(layer)
-    saved_s = 2 * cost.seconds(flops) + _CALL_OVERHEAD_S - cost.seconds(2 * flops)
+    saved_s = 2 * cost.seconds(flops) + CALL_OVERHEAD_S - cost.seconds(2 * flops)
     return saved_s > part.bytes(layer) * _COPIED_BYTE_S
 
 
@@ -179,7 +176,7 @@ def join(first: Load, waiting: Iterable[Load], layer: Layer, cost: CostModel, li
         if together.num_rows * score_bytes(layer, together.num_queries, together.num_kv) > limits.workspace_bytes:
             continue
         together_s = cost.seconds(together.flops(layer))
-        apart_s = call_s + cost.seconds(part.flops(layer)) + _CALL_OVERHEAD_S
+        apart_s = call_s + cost.seconds(part.flops(layer)) + CALL_OVERHEAD_S
         if together_s <= limits.call_s and together_s + part.bytes(layer) * _COPIED_BYTE_S < apart_s:
             call, call_s = together, together_s
             chosen.append(index)
@@ -252,12 +249,14 @@ def _cheapest_cuts(classes: list[Load], layer: Layer, cost: CostModel) -> list[i
     A group is one call, as long as its longest row: splitting saves padding and costs a call.
     """
     best: list[tuple[float, list[int]]] = [(0.0, [])]
-    for last in range(len(classes)):
+    for last, longest in enumerate(classes):
         options = []
-        call = classes[last]
+        num_rows = num_queries = 0
         for first in range(last, -1, -1):
-            call = call if first == last else call.joined(classes[first])
-            options.append((best[first][0] + cost.seconds(call.flops(layer)), first))
+            num_rows += classes[first].num_rows
+            num_queries = max(num_queries, classes[first].num_queries)
+            call_s = cost.seconds(num_rows * row_flops(layer, num_queries, longest.num_kv)) + CALL_OVERHEAD_S
+            options.append((best[first][0] + call_s, first))
         seconds, first = min(options)
         best.append((seconds, [*best[first][1], last]))
     return best[-1][1]
@@ -266,10 +265,10 @@ def _cheapest_cuts(classes: list[Load], layer: Layer, cost: CostModel) -> list[i
 @final
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """How much of a group goes into one call."""
+    """How much of a group goes into one call. `within` is how many operations a call may have to be short enough."""
 
     layer: Layer
-    cost: CostModel
+    within: float
     limits: Limits
     need_weights: bool
 
@@ -277,11 +276,10 @@ class _Planning:
         """How many rows one call may have; 0 if even one should be tiled."""
         of_row = row_flops(self.layer, group.num_queries, group.num_kv)
         fitting = self.limits.workspace_bytes // score_bytes(self.layer, group.num_queries, group.num_kv)
-        within = self.cost.flops_within(self.limits.call_s)
         tileable = group.num_queries > 1 and not self.need_weights
-        if fitting == 0 or (tileable and of_row > _TILED_CALLS * within > 0):
+        if fitting == 0 or (tileable and of_row > _TILED_CALLS * self.within > 0):
             return 0
-        return max(1, int(min(fitting, within // of_row, 2**31)))
+        return max(1, int(min(fitting, self.within // of_row, 2**31)))
 
     def split_rows(self, group: _Group, most_rows: int) -> Iterator[Part]:
         """The group in calls of at most so many rows."""
@@ -291,7 +289,7 @@ class _Planning:
     def tiles(self, group: _Group) -> Iterator[Part]:
         """The group's one row, some of its queries at a time."""
         fitting = self.limits.workspace_bytes // score_bytes(self.layer, 1, group.num_kv)
-        timely = self.cost.flops_within(self.limits.call_s) // attend_flops(self.layer, 1, group.num_kv)
+        timely = self.within // attend_flops(self.layer, 1, group.num_kv)
         # With weights every tile projects the keys again, so only memory is a reason for one more.
         most = fitting if self.need_weights else min(fitting, timely)
         rows = _as_slice(group.rows)
@@ -301,14 +299,14 @@ class _Planning:
 
     def projections(self, group: _Group) -> Iterator[Projecting]:
         """The projection of the keys and values of the group's one row, some of them at a time."""
-        most = self.cost.flops_within(self.limits.call_s) // projection_flops(self.layer, 1)
+        most = self.within // projection_flops(self.layer, 1)
         for chunk in _evenly(np.arange(group.num_kv), int(max(1, min(most, 2**31)))):
             yield Projecting(int(group.rows[0]), slice(int(chunk[0]), int(chunk[-1]) + 1))
 
 
 def _evenly(indices: Indices, most: int) -> list[Indices]:
     """The indices in as few chunks of at most `most` as will do, of nearly the same size."""
-    return np.array_split(indices, -(-len(indices) // most))
+    return [indices] if len(indices) <= most else np.array_split(indices, -(-len(indices) // most))
 
 
 def _as_slice(rows: Indices) -> slice | Indices:

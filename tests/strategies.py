@@ -230,7 +230,7 @@ def json_text(value: Any) -> bytes:
 # Ways to divide a request: nothing bounded, calls or work that cost all, and everything between.
 UNBOUNDED = Limits(workspace_bytes=2**62, call_s=float("inf"))
 DEAR_CALLS = CostModel.linear(call_s=1e9, flop_s=1e-9)
-DEAR_WORK = CostModel.linear(call_s=0.0, flop_s=1e-9)
+DEAR_WORK = CostModel.linear(call_s=0.0, flop_s=1e-6)
 
 costs = st.builds(
     CostModel.linear,

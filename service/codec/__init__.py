@@ -5,7 +5,7 @@ from typing import Protocol
 
 from service.tensors import AttentionOutput, WireTensors
 
-Body = bytes | bytearray
+Body = bytes | bytearray | memoryview
 Chunk = bytes | memoryview
 
 

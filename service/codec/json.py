@@ -24,9 +24,10 @@ class JsonCodec:
 
     def decode(self, body: Body) -> WireTensors:
         """The tensors of a JSON object: float32, and int64 lengths."""
-        fields = _fields(parse_object(body, ", ".join(INPUT_NAMES)))
+        text = bytes(body)
+        fields = _fields(parse_object(text, ", ".join(INPUT_NAMES)))
         tensors = {name: _tensor(name, value) for name, value in fields.items()}
-        refuse_hidden_lists(body, 0, [(name, fields[name], _num_lists(tensor)) for name, tensor in tensors.items()])
+        refuse_hidden_lists(text, 0, [(name, fields[name], _num_lists(tensor)) for name, tensor in tensors.items()])
         return WireTensors(tensors)
 
     def encode(self, output: AttentionOutput) -> Sequence[Chunk]:

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import simdjson
 
-from service.codec import Body
 from service.errors import InvalidDtype, InvalidShape, InvalidValidLens, MalformedBody
 from service.sequences import Array, Sequences
 
@@ -19,7 +18,7 @@ _MAX_AXES: Final = 8
 _FAULTS: Final = (TypeError, ValueError, RuntimeError)  # simdjson raises each, by kind of fault
 
 
-def parse_object(body: Body, want: str) -> Any:
+def parse_object(body: bytes, want: str) -> Any:
     """A JSON object, its parts still unread.
 
     Raises:
@@ -86,7 +85,7 @@ def count_lists(shape: tuple[int, ...]) -> int:
     return sum(math.prod(shape[:depth]) for depth in range(len(shape)))
 
 
-def refuse_hidden_lists(body: Body, other_lists: int, arrays: Collection[tuple[str, Any, int]]) -> None:
+def refuse_hidden_lists(body: bytes, other_lists: int, arrays: Collection[tuple[str, Any, int]]) -> None:
     """Refuses a list in the place of a number, which flattening hides.
 
     Every list opens with '[', so if the body has as many as the shapes tell, none is hidden. If it has more, a string

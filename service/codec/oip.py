@@ -96,7 +96,7 @@ def decode_request(body: Body, header_length: int | None) -> InferRequest:
         InvalidParameter: a parameter means nothing, or asks for an extension that is not here.
     """
     length = _header_length(body, header_length)
-    text = body if length == len(body) else bytes(memoryview(body)[:length])
+    text = bytes(memoryview(body)[:length])
     request = _fields("body", parse_object(text, "inputs"), _REQUEST_FIELDS)
     parameters = _parameters("parameters", request.get("parameters"))
     _refuse_sequences(parameters)

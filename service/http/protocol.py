@@ -10,17 +10,17 @@ from functools import partial
 from typing import Final, final
 
 import httptools
+import numpy as np
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from service.codec import Body
 from service.errors import MalformedBody
 from service.http.boundary import new_request_id
 from service.http.errors import error_response
 
 READ_WHOLE: Final = "mha.read_whole"
 """The extension of a request's scope whose `read` is `Protocol.read_whole` of that request."""
-
-_FIRST_BYTES: Final = 1024 * 1024
 
 
 @final
@@ -55,7 +55,7 @@ class Protocol(HttpToolsProtocol):
         self.cycle.transport = self._writer  # type: ignore[assignment]
         self.cycle.scope["extensions"] = {READ_WHOLE: {"read": partial(self.read_whole, self.cycle)}}
 
-    async def read_whole(self, cycle: RequestResponseCycle, num_bytes: int) -> bytearray:
+    async def read_whole(self, cycle: RequestResponseCycle, num_bytes: int) -> Body:
         """The body of a request that has announced so many bytes.
 
         Raises:
@@ -66,12 +66,14 @@ class Protocol(HttpToolsProtocol):
             cycle.waiting_for_100_continue = False
         if cycle.disconnected:
             raise ClientDisconnect
-        body, cycle.body = cycle.body, bytearray()
-        if cycle.more_body:
-            filler = _Filler(self, num_bytes, body, self.loop.create_future())
-            self._switch_to(filler)
-            body = await filler.full
-            cycle.more_body = False
+        arrived, cycle.body = cycle.body, bytearray()
+        cycle.message_event.clear()
+        if not cycle.more_body:
+            return arrived
+        filler = _Filler(self, num_bytes, arrived, self.loop.create_future())
+        self._switch_to(filler)
+        body = await filler.full
+        cycle.more_body = False
         cycle.message_event.clear()
         return body
 
@@ -136,22 +138,20 @@ class _HeadWithBody:
 class _Filler(asyncio.BufferedProtocol):
     """Stands in for a protocol until a body is full. The transport never reads further than its end."""
 
-    def __init__(self, owner: Protocol, num_bytes: int, arrived: bytearray, full: "asyncio.Future[bytearray]") -> None:
+    def __init__(self, owner: Protocol, num_bytes: int, arrived: bytearray, full: "asyncio.Future[memoryview]") -> None:
         self.full = full
         self._owner = owner
-        self._num_bytes = num_bytes
+        # Not zeroed: pages come as they are written, so memory follows what arrives, not what was announced.
+        self._body = np.empty(num_bytes, np.uint8).data
+        self._body[: len(arrived)] = arrived
         self._filled = len(arrived)
-        self._body = arrived
-        self._grow()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        if self._filled == len(self._body):
-            self._grow()
-        return memoryview(self._body)[self._filled :]
+        return self._body[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
-        if self._filled == self._num_bytes:
+        if self._filled == len(self._body):
             self._owner.take_back()
             if not self.full.done():
                 self.full.set_result(self._body)
@@ -160,12 +160,6 @@ class _Filler(asyncio.BufferedProtocol):
         self._owner.connection_lost(exc)
         if not self.full.done():
             self.full.set_exception(ClientDisconnect())
-
-    def _grow(self) -> None:
-        # Memory follows what has arrived, not what was announced; up to a size that is not worth an attack.
-        grown = bytearray(min(self._num_bytes, max(_FIRST_BYTES, 2 * self._filled)))
-        grown[: self._filled] = self._body
-        self._body = grown
 
     def pause_writing(self) -> None:
         self._owner.pause_writing()

@@ -43,7 +43,7 @@ def repository_routes(state: ServerState) -> APIRouter:
     async def admitted(request: Request) -> dict[str, Any]:
         if state.api_keys is not None:
             state.api_keys.check(request.headers)
-        return _payload(await read_body(request.scope, request.headers, request.receive, _MAX_BODY_BYTES))
+        return _payload(bytes(await read_body(request.scope, request.headers, request.receive, _MAX_BODY_BYTES)))
 
     @router.post("/index", openapi_extra=_BODY)
     async def oip_index(request: Request) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def repository_routes(state: ServerState) -> APIRouter:
     return router
 
 
-def _payload(body: bytes | bytearray) -> dict[str, Any]:
+def _payload(body: bytes) -> dict[str, Any]:
     try:
         payload = orjson.loads(body) if body.strip() else {}
     except orjson.JSONDecodeError as error:
