@@ -104,13 +104,14 @@ class Calls:
 
         On the event loop. With nobody else there is nothing to queue for, and no thread to be woken.
         """
-        piece = run.only_piece()
-        if piece is None or not _is_small(run):
+        piece = run.only_piece
+        if piece is None or run.seconds > SMALL_S:
             return None
         self._arriving += 1
         try:
             await asyncio.sleep(0)  # whatever has arrived together with it gets here, too
-            others = self._slots.taken > self._computing_long or any(task.is_small for task in self._waiting)
+            with self._changed:
+                others = self._slots.taken > self._computing_long or any(task.is_small for task in self._waiting)
             is_alone = self._arriving == 1 and not others
         finally:
             self._arriving -= 1
@@ -167,7 +168,7 @@ class Calls:
         for piece in run.next_pieces(most):
             free = self._asleep > len(self._waiting) and self._slots.is_free()
             release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
-            self._waiting.append(Task(run, piece, _shareable(run, piece), _is_small(run), release))
+            self._waiting.append(Task(run, piece, _shareable(run, piece), run.seconds <= SMALL_S, release))
             self._wake_one()
 
     def _wake_one(self) -> None:
@@ -312,12 +313,6 @@ class Calls:
             if run.release is not None and not run.running:
                 release, run.release = run.release, None
                 release()
-
-
-def _is_small(run: Run) -> bool:
-    """Whether the event loop may compute a run: it is one short call."""
-    piece = run.only_piece()
-    return piece is not None and piece.seconds(run.job.layer, run.job.engine.cost) <= SMALL_S
 
 
 def _shareable(run: Run, piece: Projecting | Part) -> Load | None:

@@ -31,9 +31,11 @@ class CostModel:
 
     points: tuple[tuple[float, float], ...]
     _lines: tuple[_Line, ...] = field(init=False, repr=False, compare=False)
+    _inverse: tuple[_Line, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_lines", _lines(self.points))
+        object.__setattr__(self, "_inverse", _lines(tuple((seconds, flops) for flops, seconds in self.points)))
 
     @classmethod
     def linear(cls, call_s: float, flop_s: float) -> Self:
@@ -49,7 +51,7 @@ class CostModel:
         """The most operations that a call of so many seconds can do; infinite where work costs nothing."""
         if seconds <= self.points[0][1]:
             return 0.0
-        return _on_line(_lines(tuple((point_s, flops) for flops, point_s in self.points)), seconds)
+        return _on_line(self._inverse, seconds)
 
 
 def _lines(points: tuple[tuple[float, float], ...]) -> tuple[_Line, ...]:

@@ -71,7 +71,9 @@ class Metrics:
             self.call_rows, self.queries, self.keys,
         ):  # fmt: skip
             self.registry.register(family)
-        self.in_flight = Gauge("mha_requests_in_flight", "Requests being answered.", registry=self.registry)
+        self.in_flight = 0
+        in_flight = Gauge("mha_requests_in_flight", "Requests being answered.", registry=self.registry)
+        in_flight.set_function(lambda: self.in_flight)
         self.queued = Gauge("mha_queue_requests", "Requests waiting for a worker.", registry=self.registry)
         self.workers = Gauge("mha_workers", "Engine calls that may run at once.", registry=self.registry)
         self.ready = Gauge("mha_ready", "1 while the server takes requests, else 0.", registry=self.registry)
@@ -84,10 +86,6 @@ class Metrics:
         """An engine call was made. From any thread, one at a time."""
         self.calls.add((release,))
         self.call_rows.observe((), rows)
-
-    def queue_changed(self, waiting: int) -> None:
-        """So many requests wait."""
-        self.queued.set(waiting)
 
     def dump(self) -> Families:
         """Every sample as JSON has it, for `exposition` in another process of the server."""

@@ -102,13 +102,15 @@ def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits,
     """
     planning = _Planning(layer, cost.flops_within(limits.call_s), limits, need_weights)
     if len(inputs.extents) == 1:
-        group = _only(inputs)
-        if planning.most_rows(group) > 0:
-            return Plan((), (Part(slice(0, 1), slice(0, group.num_queries), group.num_kv, group.exact),))
+        # Most requests have one row, and need none of what follows.
+        num_queries, num_kv = inputs.queries.lengths.item(), inputs.extents.item()
+        if planning.most_rows(num_queries, num_kv) > 0:
+            exact = inputs.shortest.item() == 0
+            return Plan((), (Part(slice(0, 1), slice(0, num_queries), num_kv, exact),))
     projections: list[Projecting] = []
     parts: list[Part] = []
     for group in _groups(inputs, layer, cost):
-        most_rows = planning.most_rows(group)
+        most_rows = planning.most_rows(group.num_queries, group.num_kv)
         if most_rows > 0:
             parts += planning.split_rows(group, most_rows)
             continue
@@ -194,12 +196,6 @@ class _Group:
     exact: bool
 
 
-def _only(inputs: AttentionInputs) -> _Group:
-    """The group of a request of one row, of which most requests are: found without any of what follows."""
-    num_queries, shortest = inputs.queries.lengths.item(), inputs.shortest.item()
-    return _Group(np.zeros(1, np.int64), num_queries, inputs.extents.item(), shortest == 0)
-
-
 def _groups(inputs: AttentionInputs, layer: Layer, cost: CostModel) -> Iterator[_Group]:
     exact = inputs.shortest == 0
     # Keys of one length end where the rows that average them all end; keys of several need a group for each.
@@ -272,11 +268,11 @@ class _Planning:
     limits: Limits
     need_weights: bool
 
-    def most_rows(self, group: _Group) -> int:
-        """How many rows one call may have; 0 if even one should be tiled."""
-        of_row = row_flops(self.layer, group.num_queries, group.num_kv)
-        fitting = self.limits.workspace_bytes // score_bytes(self.layer, group.num_queries, group.num_kv)
-        tileable = group.num_queries > 1 and not self.need_weights
+    def most_rows(self, num_queries: int, num_kv: int) -> int:
+        """How many rows of these lengths one call may have; 0 if even one should be tiled."""
+        of_row = row_flops(self.layer, num_queries, num_kv)
+        fitting = self.limits.workspace_bytes // score_bytes(self.layer, num_queries, num_kv)
+        tileable = num_queries > 1 and not self.need_weights
         if fitting == 0 or (tileable and of_row > _TILED_CALLS * self.within > 0):
             return 0
         return max(1, int(min(fitting, self.within // of_row, 2**31)))

@@ -61,6 +61,8 @@ class Run:
         job: what is asked.
         projections, assembly: where results are placed.
         num_tasks: engine calls in all.
+        only_piece: the part of a run that has no other and nothing to project; else None.
+        seconds: of the only piece by the cost model; infinite where there are several.
         running: how many of them are being computed.
         dropped: nobody waits for it any more.
         began: when its first call began, on the scheduler's clock.
@@ -74,6 +76,9 @@ class Run:
         self.projections = Projections(job.layer, job.inputs, calls.projections)
         self.assembly = Assembly(job.inputs, job.layer, len(calls.parts), job.need_weights)
         self.num_tasks = len(calls.projections) + len(calls.parts)
+        self.only_piece = calls.parts[0] if self.num_tasks == 1 else None
+        only = self.only_piece
+        self.seconds = float("inf") if only is None else only.seconds(job.layer, job.engine.cost)
         self.running = 0
         self.dropped = False
         self.began: float | None = None
@@ -81,7 +86,6 @@ class Run:
         self.deliver = deliver
         self.release: Callable[[], None] | None = None
         self._submitted = submitted
-        self._first = calls.parts[0]
         self._projecting: Iterator[Piece] = iter(calls.projections)
         self._parts: Iterator[Piece] = iter(calls.parts)
         self._unprojected = len(calls.projections)
@@ -98,10 +102,6 @@ class Run:
     def is_complete(self) -> bool:
         """Whether every part was placed."""
         return not self._unplaced
-
-    def only_piece(self) -> Part | None:
-        """The part of a run that has no other and nothing to project; None if it is not so."""
-        return self._first if self.num_tasks == 1 else None
 
     def next_pieces(self, most: int) -> list[Piece]:
         """Up to so many pieces that may be computed now: parts only when every projection is there."""

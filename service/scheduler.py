@@ -8,10 +8,9 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Final, Protocol, final
+from typing import Final, final
 
-from service.calls import Calls, expired
-from service.calls import Observer as CallObserver
+from service.calls import Calls, Observer, expired
 from service.errors import Overloaded, ServiceError
 from service.planner import Limits, plan
 from service.run import Done, Job, Run
@@ -19,13 +18,6 @@ from service.slots import Slots
 
 # A call that takes much longer keeps small requests waiting; one much shorter spends its time on being a call.
 CALL_S: Final = 0.02
-
-
-class Observer(CallObserver, Protocol):
-    """Told what the scheduler does."""
-
-    def queue_changed(self, waiting: int) -> None:
-        """So many jobs wait for a worker now. On the event loop."""
 
 
 @final
@@ -36,7 +28,7 @@ class Scheduler:
         slots: engine calls at once.
         max_queue: jobs that wait beyond this process's share of those.
         workspace_bytes: most that the scores of one call may take.
-        observer: is told about the queue and the calls.
+        observer: is told about the calls.
         clock: seconds, monotonic.
     """
 
@@ -51,7 +43,6 @@ class Scheduler:
         self._workers = slots.share
         self._max_queue = max_queue
         self._limits = Limits(workspace_bytes, CALL_S)
-        self._observer = observer
         self._clock = clock
         self._calls = Calls(slots, self._limits, observer, clock)
         self._is_open = False
@@ -112,7 +103,6 @@ class Scheduler:
                 f"{self.queued} requests are waiting, the limit is {self._max_queue}; retry later", max(1, wait_s)
             )
         self._pending += 1
-        self._observer.queue_changed(self.queued)
 
     def _note(self, compute_s: float) -> None:
         mean_s = self._mean_compute_s
@@ -120,7 +110,6 @@ class Scheduler:
 
     def _release(self) -> None:
         self._pending -= 1
-        self._observer.queue_changed(self.queued)
 
 
 def _result(outcome: Done | ServiceError) -> Done:

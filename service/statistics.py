@@ -85,7 +85,10 @@ class ModelStatistics:
         self.last_answer_ms = now_ms
         self.success.add(total_s)
         self.stages.add(seconds)
-        self.by_batch.setdefault(batch, Stages()).add(seconds)
+        of_batch = self.by_batch.get(batch)
+        if of_batch is None:
+            of_batch = self.by_batch[batch] = Stages()
+        of_batch.add(seconds)
 
     def dump(self) -> dict[str, Any]:
         """As JSON has it, for `merged_with` in another process."""

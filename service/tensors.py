@@ -279,11 +279,13 @@ def _per_query(lengths: Indices, queries: Sequences) -> Indices:
 
 def _finite(name: str, raw: Sequences, extents: Indices) -> Sequences:
     converted = raw.data
-    if converted.dtype != np.float32 or not (converted.flags.c_contiguous and converted.flags.aligned):
+    flags = converted.flags
+    as_it_is = converted.dtype == np.float32 and flags.c_contiguous and flags.aligned
+    if not as_it_is:
         converted = np.require(raw.data, np.float32, ("C", "A"))
     if not _is_finite(converted):
         _refuse_non_finite(name, raw, converted, extents)
-    return raw.of(converted)
+    return raw if as_it_is else raw.of(converted)
 
 
 def _refuse_non_finite(name: str, raw: Sequences, data: NDArray[np.float32], extents: Indices) -> None:

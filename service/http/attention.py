@@ -27,7 +27,7 @@ class AttentionEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every `ServiceError` goes up to the boundary, which answers it."""
-        state, headers, inference = self._state, Headers(scope=scope), Inference(self._state)
+        state, headers, inference = self._state, Headers(scope=scope), Inference(self._state, scope, send)
         inference.check_key(headers)
         parameters = InferenceParameters.parse(scope["query_string"])
         model = state.served().find(parameters.model, parameters.version)
@@ -41,4 +41,4 @@ class AttentionEndpoint:
         chunks = await inference.encode(answering.media_type, output, answering.encode)
         inference.record(model, len(inputs.queries))
         who = (("mha-model", model.artifact.name), ("mha-version", str(model.artifact.version)))
-        await inference.send(send, answering.media_type, chunks, who)
+        await inference.answer(answering.media_type, chunks, who)

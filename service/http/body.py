@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope
 
 from service.codec import Body, Chunk
 from service.errors import BodyTooLarge, MalformedBody
-from service.http.protocol import READ_WHOLE
+from service.http.extensions import READ_WHOLE
 
 _DIGITS_MAX: Final = 18
 # zlib's own codes: 31 is gzip, 15 the zlib container that HTTP calls deflate.

@@ -6,18 +6,21 @@ Pure ASGI. `except Exception` stands here, because here a defect becomes an opaq
 import random
 import re
 import time
-from typing import Final, final
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final, final
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.codec import Chunk
 from service.errors import EngineFailure, Internal, ServiceError
 from service.http.errors import error_response
+from service.http.extensions import RESPOND
 from service.metrics import Metrics
 
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 _log = structlog.get_logger("service.access")
 
 
@@ -38,8 +41,14 @@ class Boundary:
         if scope["method"] == "HEAD":
             # The answer to HEAD is that to GET without its body, which the server below leaves out.
             scope = {**scope, "method": "GET"}
-        with self._metrics.in_flight.track_inprogress():
+        respond = scope.get("extensions", {}).get(RESPOND)
+        if respond is not None:
+            scope["extensions"] = {**scope["extensions"], RESPOND: {"respond": partial(exchange.respond, respond)}}
+        self._metrics.in_flight += 1
+        try:
             await self._answer(exchange, scope, receive)
+        finally:
+            self._metrics.in_flight -= 1
         self._count(exchange, scope)
 
     async def _answer(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
@@ -94,14 +103,20 @@ class _Exchange:
         self.started = time.perf_counter()
         self.status: int | None = None
         self.code = "ok"
-        sent_id = Headers(scope=scope).get("x-request-id", "")
-        self.request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else new_request_id()
+        sent_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        self.request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else new_request_id()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
         await self._send(message)
+
+    async def respond(
+        self, extension: dict[str, Any], status: int, headers: Iterable[tuple[bytes, bytes]], chunks: Sequence[Chunk]
+    ) -> None:
+        self.status = status
+        await extension["respond"](status, (*headers, (b"x-request-id", self.request_id.encode())), chunks)
 
     async def fail(self, error: ServiceError, scope: Scope, receive: Receive) -> None:
         self.code = error.code

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, final
 
 from starlette.datastructures import Headers
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from service.catalog import ServedModel
 from service.codec import Chunk
 from service.errors import ServiceError
+from service.http.extensions import RESPOND
 from service.http.state import ServerState
 from service.run import Done, Job
 from service.tensors import AttentionInputs, AttentionOutput
@@ -33,8 +34,10 @@ _JOINED_BYTES: Final = 16 * 1024
 class Inference:
     """One inference request, from the moment its route was chosen; each stage is timed."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, scope: Scope, send: Send) -> None:
         self._state = state
+        self._scope = scope
+        self._send = send
         self._arrived = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._calls = 0
@@ -73,14 +76,23 @@ class Inference:
         size_bytes = sum(tensor.nbytes for tensor in output.named().values())
         return await self._timed("encode", media_type, size_bytes, lambda: work(output))
 
-    async def send(
-        self, send: Send, media_type: str, chunks: Sequence[Chunk], headers: Sequence[tuple[str, str]]
-    ) -> None:
+    async def answer(self, media_type: str, chunks: Sequence[Chunk], headers: Sequence[tuple[str, str]]) -> None:
         """Sends the answer with its own headers and the stages' times."""
         size_bytes = sum(map(len, chunks))
         self._state.metrics.sent_bytes.add((media_type,), size_bytes)
-        named = [("content-type", media_type), ("content-length", str(size_bytes)), *headers, self._server_timing()]
-        await _send(send, chunks, size_bytes, [(name.encode(), value.encode()) for name, value in named])
+        named = (("content-type", media_type), ("content-length", str(size_bytes)), *headers, self._server_timing())
+        encoded = [(name.encode(), value.encode()) for name, value in named]
+        if size_bytes <= _JOINED_BYTES:
+            chunks = (b"".join(chunks),)
+        respond = self._scope.get("extensions", {}).get(RESPOND)
+        if respond is not None:
+            await respond["respond"](200, encoded, chunks)
+            return
+        await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
+        *first, last = chunks
+        for chunk in first:
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def record(self, model: ServedModel, batch: int) -> None:
         """Counts the request as answered, in the metrics and in the model's statistics."""
@@ -108,13 +120,3 @@ class Inference:
             return work() if size_bytes <= most_bytes else await asyncio.to_thread(work)
         finally:
             self._seconds[stage] = time.perf_counter() - started
-
-
-async def _send(send: Send, chunks: Sequence[Chunk], size_bytes: int, headers: list[tuple[bytes, bytes]]) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    if size_bytes <= _JOINED_BYTES:
-        chunks = (b"".join(chunks),)
-    *head, last = chunks
-    for chunk in head:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": last, "more_body": False})

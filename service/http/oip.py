@@ -33,7 +33,7 @@ class OipInferEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every `ServiceError` goes up to the boundary, which answers it."""
-        headers, inference = Headers(scope=scope), Inference(self._state)
+        headers, inference = Headers(scope=scope), Inference(self._state, scope, send)
         inference.check_key(headers)
         model = self._state.served().find(scope["path_params"]["model"], scope["path_params"].get("version"))
         body = await self._read(scope, headers, receive)
@@ -47,7 +47,7 @@ class OipInferEndpoint:
         form = _BINARY if all(request.outputs.values()) else _JSON
         response = await inference.encode(form, output, lambda done: encode_response(name, version, request, done))
         inference.record(model, len(inputs.queries))
-        await _send(inference, send, response, answer_encoding(headers))
+        await _answer(inference, response, answer_encoding(headers))
 
     async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Body:
         encoding = headers.get("content-encoding", "identity").lower()
@@ -84,7 +84,7 @@ def _decode(body: Body, header_length: int | None, layer: Layer) -> tuple[InferR
     return request, AttentionInputs.parse(request.tensors, layer)
 
 
-async def _send(inference: Inference, send: Send, response: InferResponse, encoding: str | None) -> None:
+async def _answer(inference: Inference, response: InferResponse, encoding: str | None) -> None:
     chunks: Sequence[Chunk] = response.chunks
     headers: list[tuple[str, str]] = []
     if encoding is not None:
@@ -92,4 +92,4 @@ async def _send(inference: Inference, send: Send, response: InferResponse, encod
         headers.append(("content-encoding", encoding))
     if response.header_length is not None:
         headers.append(("inference-header-content-length", str(response.header_length)))
-    await inference.send(send, _JSON if response.header_length is None else _BINARY, chunks, headers)
+    await inference.answer(_JSON if response.header_length is None else _BINARY, chunks, headers)

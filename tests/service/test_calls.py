@@ -1,12 +1,14 @@
 """Which calls are made of what waits, and where: on the event loop, shared, or tile by tile. No test sleeps."""
 
 import asyncio
+import sys
 import threading
 from typing import final
 
 import numpy as np
 import pytest
 
+from service.calls import SMALL_S
 from service.cost import CostModel, row_flops
 from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
 from service.errors import DeadlineExceeded, EngineFailure, Overflow
@@ -213,6 +215,30 @@ class TestShared:
             pool.close()
 
         run(test)
+
+
+class TestCrowd:
+    def test_each_gets_its_own_answer(self) -> None:
+        """Thousands of small jobs from many clients, on the event loop and in shared calls of two threads at once."""
+        # Threads take turns as often as they can, so that what is not guarded breaks.
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+
+        async def test(clock: Clock) -> None:
+            small_and_shared = CostModel.linear(call_s=SMALL_S / 2, flop_s=0.0)
+            pool, engine = scheduler(clock, workers=2, max_queue=97), EngineOf(answer_of, small_and_shared)
+
+            async def client(first: int) -> None:
+                for mark in range(first, first + 200):
+                    assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, mark))) == mark
+
+            await asyncio.gather(*(client(200 * number) for number in range(32)))
+            pool.close()
+
+        try:
+            run(test)
+        finally:
+            sys.setswitchinterval(before)
 
 
 class TestTiled:
