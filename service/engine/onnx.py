@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -121,12 +120,12 @@ class OnnxEngine:
         """Measures which graph, how many threads and how long, from small calls to larger ones. As JSON has it."""
         flops = [float(row_flops(layer, length, length)) for length in _MEASURED_LENGTHS]
         calls = [_call(layer, length) for length in _MEASURED_LENGTHS]
-        seconds = {name: [self._median_s(name, self._threads, call) for call in calls] for name in ("full", "masked")}
+        seconds = {name: [self._least_s(name, self._threads, call) for call in calls] for name in ("full", "masked")}
         faster = ["full" if full <= masked else "masked" for full, masked in zip(*seconds.values(), strict=True)]
         best = [min(pair) for pair in zip(*seconds.values(), strict=True)]
         alone_from_flops = float("inf")
         if self._threads_alone > self._threads:
-            alone = [self._median_s("full", self._threads_alone, call) for call in calls]
+            alone = [self._least_s("full", self._threads_alone, call) for call in calls]
             alone_from_flops = _from_where(flops, alone, best)
         ascending = np.maximum.accumulate(best)  # a slow moment while the first was measured is no property of it
         return {
@@ -146,14 +145,14 @@ class OnnxEngine:
         self.attend(call.queries, projected, None)
         self._sessions.forget({"weights", "project", "attend", "attend_full"})
 
-    def _median_s(self, name: str, threads: int, call: EngineCall) -> float:
-        self._run(name, threads, call)
+    def _least_s(self, name: str, threads: int, call: EngineCall) -> float:
+        """The shortest of a few calls: whatever else the machine did meanwhile only made the others longer."""
         seconds = []
-        for _ in range(_MEASURED_CALLS):
+        for _ in range(1 + _MEASURED_CALLS):
             started = time.perf_counter()
             self._run(name, threads, call)
             seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds)
+        return min(seconds)
 
 
 @final
