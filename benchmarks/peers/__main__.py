@@ -10,9 +10,9 @@ from typing import Any, Final
 import click
 import orjson
 
-from benchmarks.peers import planned
+from benchmarks.peers import planned, precision
 from benchmarks.peers.contestants import CONTESTANTS, OURS, ROOT, Contestant
-from benchmarks.peers.environments import export_graph, prepare
+from benchmarks.peers.environments import export_graphs, prepare
 from benchmarks.peers.exchange import Unavailable
 from benchmarks.peers.machine import commit, description, versions
 from benchmarks.peers.race import race
@@ -45,8 +45,8 @@ def main(only: tuple[str, ...], names: tuple[str, ...], rounds: int, seconds: fl
     chosen = [one for one in CONTESTANTS if not only or one.name in only or one.name == OURS]
     workloads = [one for one in WORKLOADS if not names or one.name in names]
     try:
-        export_graph()
-        in_process = planned.measure()
+        export_graphs()
+        in_process, int8 = planned.measure(), precision.measure()
     except Unavailable as error:
         sys.exit(str(error))
     ready, unavailable = _prepared(chosen)
@@ -55,7 +55,7 @@ def main(only: tuple[str, ...], names: tuple[str, ...], rounds: int, seconds: fl
         "format": 1, "partial": partial, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **commit(), "machine": description(), "rounds": rounds, "seconds": seconds,
         "packages": {one.name: versions(one) for one in ready}, "unavailable": unavailable,
-        "planned": in_process, "workloads": [],
+        "planned": in_process, "int8": int8, "workloads": [],
     }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     for workload in workloads:

@@ -14,6 +14,7 @@ HERE: Final = Path(__file__).parent
 BENCH: Final = ROOT / ".bench"
 MODELS: Final = BENCH / "models"
 GRAPH: Final = MODELS / "attention" / "1" / "model.onnx"
+INT8: Final = BENCH / "int8" / "attention" / "1" / "model.onnx"
 OURS: Final = "mha-service"
 LIMIT: Final = "in process"
 

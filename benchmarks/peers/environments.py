@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers.contestants import BENCH, HERE, MODELS, ROOT, Contestant
+from benchmarks.peers.contestants import BENCH, GRAPH, HERE, INT8, ROOT, Contestant
 from benchmarks.peers.exchange import Unavailable
 
 
@@ -27,15 +27,19 @@ def prepare(contestant: Contestant) -> None:
     installed.write_text(requirements.read_text())
 
 
-def export_graph() -> None:
-    """Exports the layer of 512 hiddens and 8 heads, anew each time: what is there may be another version's.
+def export_graphs() -> None:
+    """Exports the layer of 512 hiddens and 8 heads, in fp32 and in int8.
+
+    Anew each time, since what is there may be another version's.
 
     Raises:
         Unavailable: the export failed.
     """
     sizes = ["--num-hiddens", "512", "--num-heads", "8", "--seed", "0"]
-    where = ["--name", "attention", "--version", "1", "--force", "--out", str(MODELS)]
-    _run([sys.executable, str(ROOT / "mha.py"), "export", *sizes, *where])
+    name = ["--name", "attention", "--version", "1", "--force"]
+    for graph, precision in ((GRAPH, "fp32"), (INT8, "int8")):
+        where = ["--precision", precision, "--out", str(graph.parents[2])]
+        _run([sys.executable, str(ROOT / "mha.py"), "export", *sizes, *name, *where])
 
 
 def _run(command: list[str], cwd: Path = ROOT) -> None:

@@ -4,18 +4,22 @@ import platform
 import subprocess
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from benchmarks.peers.contestants import HERE, ROOT, Contestant
 from service.cpus import usable_cpus
 
+# What decides how fast a processor multiplies, in float32 and in int8.
+_INSTRUCTIONS: Final = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8")
+
 
 def description() -> dict[str, Any]:
     """The machine."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": _cpu("model name"),
+        "instructions": [name for name in _INSTRUCTIONS if name in _cpu("flags").split()],
         "cores": usable_cpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
@@ -36,9 +40,9 @@ def versions(contestant: Contestant) -> dict[str, str]:
     return dict(pin.split("==") for pin in pins)
 
 
-def _cpu_model() -> str:
+def _cpu(field: str) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "unknown")
 
 
 def _git(*arguments: str) -> str:

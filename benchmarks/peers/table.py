@@ -134,8 +134,8 @@ def _legend(results: Results) -> list[str]:
         " graph called in a loop. In the last row, what each adds to the median latency of such a call."
     )
     circumstances = (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Python {machine['python']},"
-        f" {versions}; {results['date'][:10]}, commit {results['commit'][:12]}{changed}."
+        f"{machine['cpu']}{_instructions(machine)}, {machine['cores']} cores, {machine['memory_gib']} GiB,"
+        f" Python {machine['python']}, {versions}; {results['date'][:10]}, commit {results['commit'][:12]}{changed}."
     )
     lines = [meaning, "", circumstances]
     planned = results.get("planned")
@@ -145,7 +145,20 @@ def _legend(results: Results) -> list[str]:
             f" {planned['padded_ms']:.1f} ms as one padded call, {planned['ratio']:.1f} times as fast."
         )
         lines += ["", in_process]
+    int8 = results.get("int8")
+    if int8:
+        quantised = (
+            f"In process, {int8['request']} on one thread: {int8['fp32_ms']:.2f} ms in fp32,"
+            f" {int8['int8_ms']:.2f} ms in int8, {int8['ratio']:.1f} times as fast"
+            f" ({int8['least']:.2f} to {int8['most']:.2f}), largest error {int8['error']:.1%} of the largest output."
+        )
+        lines += ["", quantised]
     return lines
+
+
+def _instructions(machine: Mapping[str, Any]) -> str:
+    """What the arithmetic depends on, where the results say it."""
+    return f" with {', '.join(machine['instructions'])}" if machine.get("instructions") else ""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

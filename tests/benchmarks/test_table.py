@@ -69,6 +69,22 @@ class TestCells:
         assert cells(table, 1)["mosec"].startswith("2.00")
 
 
+class TestInProcess:
+    def test_int8_stands_with_its_error(self) -> None:
+        """What int8 gains is never shown without what it costs."""
+        int8 = {
+            "request": "(1, 2, 3)", "fp32_ms": 3.0, "int8_ms": 1.5, "ratio": 2.0, "least": 1.9, "most": 2.1,
+            "error": 0.0191,
+        }  # fmt: skip
+        table = render(results(lane("mha-service", 1), int8=int8))
+        assert "3.00 ms in fp32, 1.50 ms in int8, 2.0 times as fast (1.90 to 2.10), largest error 1.9%" in table
+
+    def test_instructions_are_named(self) -> None:
+        """What the arithmetic depends on stands beside the processor's name."""
+        machine = {"cpu": "Abacus", "instructions": ["beads"], "cores": 2, "memory_gib": 7.5, "python": "3.11.13"}
+        assert "Abacus with beads, 2 cores" in render(results(lane("mha-service", 1), machine=machine))
+
+
 class TestMissing:
     def test_contestant_that_could_not_be_installed_is_named(self) -> None:
         """Its cells point to the reason; nobody is left out in silence."""
