@@ -31,8 +31,8 @@ class Settings(BaseModel):
     processes: int = Field(
         0,
         ge=0,
-        description="Server processes among which connections are dealt out; 0 means one for each CPU the container "
-        "grants, at most 4, and 1 with a GPU or outside Linux.",
+        description="Server processes among which connections are dealt out; 0 means one for each engine call at once, "
+        "at most 4, and 1 with a GPU or outside Linux.",
     )
     workers: int = Field(
         0, ge=0, description="Engine calls at once, over all processes; 0 means the CPUs the container grants."

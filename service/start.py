@@ -50,7 +50,7 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
     sock = bind(settings.host, settings.port)
     log_listening(sock)
-    num_processes = settings.processes or _default_processes(device)
+    num_processes = settings.processes or _default_processes(device, settings.workers or usable_cpus())
     if num_processes == 1:
         library = Library(repository, make_engine or _onnx_engines(device, settings))
         state = server_state(settings, device, library, keys)
@@ -93,11 +93,14 @@ def server_state(
     )
 
 
-def _default_processes(device: Device) -> int:
-    """One for each CPU, up to a few: each has the weights in memory, and a GPU wants every request in one queue."""
+def _default_processes(device: Device, workers: int) -> int:
+    """One for each engine call that may run at once, up to a few: each has the weights in memory.
+
+    A GPU wants every request in one queue.
+    """
     if device.name == "cuda" or sys.platform != "linux":
         return 1
-    return min(usable_cpus(), _MOST_PROCESSES)
+    return min(workers, _MOST_PROCESSES)
 
 
 def codecs(settings: Settings) -> dict[str, Codec]:

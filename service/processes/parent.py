@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, final
 
@@ -163,10 +163,12 @@ class Parent:
     # Life and death.
 
     def _fork(self, seat: int, *, replaces: bool) -> None:
-        deal, dealt = socket.socketpair()
-        pipe, piped = socket.socketpair()
-        self._board.clear(seat)
-        pid = os.fork()
+        with ExitStack() as pairs:
+            deal, dealt = (pairs.enter_context(one) for one in socket.socketpair())
+            pipe, piped = (pairs.enter_context(one) for one in socket.socketpair())
+            self._board.clear(seat)
+            pid = os.fork()
+            pairs.pop_all()  # whoever got this far closes one end of each
         if pid == 0:
             deal.close()
             pipe.close()
@@ -237,11 +239,24 @@ class Parent:
             self._end_if_complete(number)
 
     def _mourn(self, child: _Child, status: int) -> None:
-        pause_s = min(_LONGEST_PAUSE_S, 0.5 * 2.0**self._deaths - 0.5)
-        self._deaths += 1
-        self._replace_at[child.seat] = time.monotonic() + pause_s
+        pause_s = self._replace_soon(child.seat)
         code = os.waitstatus_to_exitcode(status)
         _log.error("a process died and is replaced", pid=child.pid, exit_status=code, in_seconds=pause_s)
+
+    def _replace_soon(self, seat: int) -> float:
+        """Plans a new process for a seat; returns in how many seconds."""
+        pause_s = min(_LONGEST_PAUSE_S, 0.5 * 2.0**self._deaths - 0.5)
+        self._deaths += 1
+        self._replace_at[seat] = time.monotonic() + pause_s
+        return pause_s
+
+    def _replace(self, seat: int) -> None:
+        del self._replace_at[seat]
+        try:
+            self._fork(seat, replaces=True)
+        except OSError as error:  # no more processes, descriptors or memory, for now
+            pause_s = self._replace_soon(seat)
+            _log.error("a process could not be replaced", reason=error.strerror, again_in_seconds=pause_s)
 
     def _give_up(self) -> None:
         """A process could not start, and has said why."""
@@ -267,8 +282,7 @@ class Parent:
             self._end(number)
         if self._stop_at is None:
             for seat in [seat for seat, moment in self._replace_at.items() if now >= moment]:
-                del self._replace_at[seat]
-                self._fork(seat, replaces=True)
+                self._replace(seat)
         elif self._is_accepting and now >= self._stop_at:
             self._stop_accepting()
         elif self._kill_at is not None and now >= self._kill_at:
