@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -29,6 +29,7 @@ SIZE, NUM_HEADS = 512, 8
 HEADERS: Final = {"Content-Type": "application/vnd.safetensors"}
 _GIB: Final = 2**30
 _START_S: Final = 60.0
+_CONNECTIONS: Final = 4
 
 Array = np.ndarray[Any, Any]
 Say = Callable[[str], None]
@@ -55,18 +56,22 @@ class Server:
         return response.content
 
     def memory_bytes(self) -> int:
-        """What the process holds now."""
-        return int(psutil.Process(self._process.pid).memory_info().rss)
+        """What its processes hold now, together. Pages that they share are counted for each."""
+        return sum(int(one.memory_info().rss) for one in self._members())
 
     def peak_bytes(self) -> int:
-        """The most it has ever held."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        """The sum of the most that each of them has ever held."""
+        statuses = [Path(f"/proc/{one.pid}/status").read_text() for one in self._members()]
+        return sum(int(status.partition("VmHWM:")[2].split()[0]) * 1024 for status in statuses)
 
     def end(self) -> None:
         """Ends it, and waits for that."""
         self._process.terminate()
         self._process.wait(60)
+
+    def _members(self) -> list[psutil.Process]:
+        parent = psutil.Process(self._process.pid)
+        return [parent, *parent.children()]
 
     def _await(self, event: str) -> dict[str, Any]:
         deadline = time.perf_counter() + _START_S
@@ -123,11 +128,13 @@ def shapes(models: Path, say: Say, count: int = 10_000) -> dict[str, float]:
     sizes = [(rng.integers(1, 9), rng.integers(1, 513), rng.integers(1, 513)) for _ in range(count)]
     pool = np.random.default_rng(1).standard_normal(8 * 512 * SIZE, np.float32)
     memory: list[int] = []
-    with served(models) as server, httpx.Client(timeout=600) as client:
+    # As many connections as the server may have processes, so that each meets the shapes.
+    with served(models) as server, ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(timeout=600)) for _ in range(_CONNECTIONS)]
         for number, (batch, num_queries, num_kv) in enumerate(sizes):
             queries, keys = (pool[: batch * n * SIZE].reshape(batch, n, SIZE) for n in (num_queries, num_kv))
             lens = rng.integers(0, num_kv + 1, batch)
-            server.ask(client, {"queries": queries, "keys": keys, "valid_lens": lens})
+            server.ask(clients[number % _CONNECTIONS], {"queries": queries, "keys": keys, "valid_lens": lens})
             memory.append(server.memory_bytes())
             if number % 500 == 499:
                 say(f"{number + 1} of {count} shapes: {memory[-1] / _GIB:.3f} GiB")
