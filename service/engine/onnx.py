@@ -235,6 +235,9 @@ def _session(artifact: Artifact, name: str, device: DeviceName, threads: int) ->
     options.log_severity_level = 3
     # A memory pattern is kept for every shape ever seen, and shapes vary without end (onnxruntime#11118).
     options.enable_mem_pattern = False
+    # An arena keeps the most that any mix of shapes has needed, for each session; over 10,000 shapes there was no end
+    # to that. Without one a call takes about 1 % longer (docs/decisions/0009-small-calls.md, "Bounds").
+    options.enable_cpu_mem_arena = False
     # Threads that spin while they wait take the cores that other calls could use.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if device != "cpu":
