@@ -49,7 +49,7 @@ class _Batch:
 
 @final
 class Calls:
-    """Computes runs on `workers` threads and on the event loop.
+    """Computes runs on threads, one for each slot of the server, and on the event loop.
 
     Args:
         slots: how many may run at once.

@@ -1,8 +1,7 @@
 """Puts a server together from its settings: the one place that knows every part."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from service.artifact import Artifact
 from service.codec import Codec
@@ -10,7 +9,7 @@ from service.codec.json import JsonCodec
 from service.codec.npz import NpzCodec
 from service.codec.safetensors import SafetensorsCodec
 from service.cpus import usable_cpus
-from service.engine import Engine
+from service.engine import Engine, Recall, find_out_anew
 from service.engine.device import Device, check_wheels, choose_device, is_installed, missing_for_cuda
 from service.http.access import ApiKeys
 from service.http.app import create_app
@@ -27,7 +26,6 @@ from service.scheduler import Scheduler
 from service.settings import Settings
 from service.slots import NoOthers, Slots
 
-Recall = Callable[[str, Callable[[], Any]], Any]
 # Each holds the weights once more, and four of them write and read for more CPUs than most machines have.
 _MOST_PROCESSES: Final = 4
 
@@ -82,12 +80,14 @@ def server_state(
     num_processes = 1 if seat is None else seat.board.num_seats
     slots = Slots(total, max(1, total // num_processes), NoOthers() if seat is None else seat)
     max_queue = -(-settings.max_queue // num_processes)
+    scheduler = Scheduler(slots, max_queue, settings.workspace_bytes, metrics)
+    metrics.queued.set_function(lambda: scheduler.queued)
     return ServerState(
         settings=settings,
         device=device,
         codecs=codecs(settings),
         metrics=metrics,
-        scheduler=Scheduler(slots, max_queue, settings.workspace_bytes, metrics),
+        scheduler=scheduler,
         api_keys=api_keys,
         library=library,
     )
@@ -109,15 +109,13 @@ def codecs(settings: Settings) -> dict[str, Codec]:
     return {codec.media_type: codec for codec in every}
 
 
-def _onnx_engines(device: Device, settings: Settings, recall: Recall | None = None) -> EngineFactory:
+def _onnx_engines(device: Device, settings: Settings, recall: Recall = find_out_anew) -> EngineFactory:
     def make(artifact: Artifact) -> Engine:
         from service.engine.onnx import OnnxEngine  # noqa: PLC0415  # costs 0.2 s that health need not wait for
 
         # 0 means: one thread a call while calls run side by side, every CPU for a call that runs alone.
         threads = settings.threads_per_call or 1
         threads_alone = settings.threads_per_call or usable_cpus()
-        if recall is None:
-            return OnnxEngine(artifact, device.name, threads, threads_alone)
         return OnnxEngine(artifact, device.name, threads, threads_alone, recall)
 
     return make

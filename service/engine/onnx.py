@@ -4,7 +4,6 @@ import bisect
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, Final, final
 
 import numpy as np
@@ -14,12 +13,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from service.artifact import Artifact, Layer
 from service.cost import CostModel, row_flops
-from service.engine import EngineCall, EngineResult, Floats, Projected
+from service.engine import EngineCall, EngineResult, Floats, Projected, Recall, find_out_anew
 from service.engine.device import DeviceName
 from service.errors import ArtifactError
-
-Recall = Callable[[str, Callable[[], Any]], Any]
-"""What is known by a name, or else what the second argument makes, as JSON has it."""
 
 _PROVIDERS: Final[dict[DeviceName, list[Any]]] = {
     "cpu": ["CPUExecutionProvider"],
@@ -71,7 +67,7 @@ class OnnxEngine:
         device: DeviceName,
         threads: int,
         threads_alone: int,
-        recall: Recall = lambda _, measure: measure(),
+        recall: Recall = find_out_anew,
     ) -> None:
         self._sessions = _Sessions(artifact, device)
         self._threads = threads

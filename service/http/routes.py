@@ -17,7 +17,6 @@ def read_routes(state: ServerState) -> APIRouter:
     @router.get("/metrics", tags=["operations"], response_class=Response)
     async def metrics() -> Response:
         """Counts and times in Prometheus' text format."""
-        state.metrics.queued.set(state.scheduler.queued)
         state.metrics.ready.set(state.is_ready)
         elsewhere = await state.siblings.ask(METRICS)
         return Response(state.metrics.exposition(elsewhere), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -32,7 +32,6 @@ def handlers(state: ServerState, drain: Callable[[], None], end: Callable[[], No
     """
 
     async def metrics(_: Any) -> Any:
-        state.metrics.queued.set(state.scheduler.queued)
         return state.metrics.dump()
 
     async def statistics(_: Any) -> Any:
