@@ -34,6 +34,7 @@ _REFUSALS: Final = (
     ort_errors.RuntimeException,
     RuntimeError,
 )
+_OF_TILES: Final = ("attend", "attend_full")
 # From next to nothing to real work; the longest takes a fraction of a second also for wide layers.
 _MEASURED_LENGTHS: Final = (1, 4, 16, 64)
 _MEASURED_CALLS: Final = 5
@@ -232,8 +233,9 @@ def _session(artifact: Artifact, name: str, device: DeviceName, threads: int) ->
     # A memory pattern is kept for every shape ever seen, and shapes vary without end (onnxruntime#11118).
     options.enable_mem_pattern = False
     # An arena keeps the most that any mix of shapes has needed, for each session; over 10,000 shapes there was no end
-    # to that. Without one a call takes about 1 % longer (docs/decisions/0009-small-calls.md, "Bounds").
-    options.enable_cpu_mem_arena = False
+    # to that. Tiles are as large as the workspace lets them be, and pages fresh from the system would double their time
+    # (docs/decisions/0009-small-calls.md, "Bounds").
+    options.enable_cpu_mem_arena = name in _OF_TILES
     # Threads that spin while they wait take the cores that other calls could use.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if device != "cpu":
