@@ -7,10 +7,10 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 EXTRA ?= cpu
 
-.PHONY: help serve test check bench format clean
+.PHONY: help serve test check bench bench-gpu format clean
 
 help:  ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve models/attention/1/manifest.json  ## Install, export the example layer if no model is there, and serve it.
 	@printf '\nTry it, from this folder in another terminal:\n\n  %s\n\n' \
@@ -34,6 +34,10 @@ check: $(VENV)/.dev  ## Lint, types, the direction of imports, spelling.
 bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants wrk), and put the table into the README.
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers.table
+
+bench-gpu: $(VENV)/.dev  ## Measure what a GPU gives; wants EXTRA=gpu, and a machine with one.
+	$(BIN)/mha export --num-hiddens 512 --num-heads 8 --seed 0 --out .bench/gpu --name attention --version 1 --force
+	$(BIN)/python -m benchmarks.gpu .bench/gpu/attention/1
 
 format: $(VENV)/.dev  ## Rewrite the code in the house format.
 	$(BIN)/ruff check --fix .

@@ -19,7 +19,7 @@ from service.artifact import read_artifact
 from service.assembly import Assembly, Share, gather
 from service.cpus import usable_cpus
 from service.engine import EngineCall
-from service.engine.onnx import OnnxEngine
+from service.engine.cpu import CpuEngine
 from service.planner import Limits, Load, Part, plan
 from service.scheduler import CALL_S
 from service.settings import Settings
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
         "valid_lens": np.clip(rng.lognormal(np.log(62), 0.75, BATCH), 1, NUM_KV).astype(np.int64),
     }
     inputs = AttentionInputs.parse(WireTensors(tensors), layer)
-    wide, narrow = OnnxEngine(artifact, "cpu", cpus, cpus), OnnxEngine(artifact, "cpu", 1, 1)
+    wide, narrow = CpuEngine(artifact, cpus, cpus), CpuEngine(artifact, 1, 1)
     limits = Limits(Settings().workspace_bytes, CALL_S)
 
     def padded() -> object:

@@ -28,6 +28,9 @@ class Settings(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where to compute. auto takes cuda if all of it is there, and says why."
     )
+    tf32: Literal["off", "on"] = Field(
+        "off", description="Whether a GPU may multiply in TF32: faster, and three decimal digits instead of seven."
+    )
     processes: int = Field(
         0,
         ge=0,
@@ -35,7 +38,10 @@ class Settings(BaseModel):
         "at most 4, and 1 with a GPU or outside Linux.",
     )
     workers: int = Field(
-        0, ge=0, description="Engine calls at once, over all processes; 0 means the CPUs the container grants."
+        0,
+        ge=0,
+        description="Engine calls at once, over all processes; 0 means the CPUs the container grants, "
+        "and 2 with a GPU.",
     )
     threads_per_call: int = Field(
         0, ge=0, description="CPU threads of one engine call; 0 means 1, and every CPU for a call that runs alone."
@@ -107,7 +113,7 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> L
     known = {environment_name(setting): setting for setting in Settings.model_fields}
     for name in environment:
         if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)
             raise StartupError(f"{name}: no such setting; the nearest is {near[0]} (all: mha serve --print-settings)")
     # An empty variable is as good as none: compose files pass those that are not set as empty.
     from_environment = {setting: environment[name] for name, setting in known.items() if environment.get(name)}

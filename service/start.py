@@ -1,5 +1,6 @@
 """Puts a server together from its settings: the one place that knows every part."""
 
+import functools
 import sys
 from typing import Final
 
@@ -11,6 +12,8 @@ from service.codec.safetensors import SafetensorsCodec
 from service.cpus import usable_cpus
 from service.engine import Engine, Recall, find_out_anew
 from service.engine.device import Device, check_wheels, choose_device, is_installed, missing_for_cuda
+from service.engine.pinned import CudaHost, PinnedMemory
+from service.errors import StartupError
 from service.http.access import ApiKeys
 from service.http.app import create_app
 from service.http.server import bind, log_listening, serve
@@ -26,6 +29,8 @@ from service.scheduler import Scheduler
 from service.settings import Settings
 from service.slots import NoOthers, Slots
 
+# While the GPU computes for one, the other's tensors are put together and sent.
+CUDA_WORKERS: Final = 2
 # Each holds the weights once more, and four of them write and read for more CPUs than most machines have.
 _MOST_PROCESSES: Final = 4
 
@@ -43,21 +48,24 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     configure_logging(settings.log_level, settings.log_format)
     check_wheels(is_installed)
     device = choose_device(settings.device, missing_for_cuda)
+    if device.name == "cuda" and settings.processes > 1:
+        # Nor could CUDA be used on both sides of a fork.
+        raise StartupError(f"processes: got {settings.processes}, want 1: one process, and one queue, serve a GPU")
     repository = Repository(settings.models)
     artifacts = repository.read_all()
     keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
     sock = bind(settings.host, settings.port)
     log_listening(sock)
-    num_processes = settings.processes or _default_processes(device, settings.workers or usable_cpus())
+    num_processes = settings.processes or _default_processes(device, _workers(settings, device))
     if num_processes == 1:
-        library = Library(repository, make_engine or _onnx_engines(device, settings))
+        library = Library(repository, make_engine or _engines(device, settings))
         state = server_state(settings, device, library, keys)
         return serve(state, sock, lambda give_up: create_app(state, lambda: library.start(artifacts), give_up))
 
     notebook = Notebook()
 
     def serve_at(seat: Seat) -> bool:
-        library = Library(repository, make_engine or _onnx_engines(device, settings, notebook.recall))
+        library = Library(repository, make_engine or _engines(device, settings, notebook.recall))
         state = server_state(settings, device, library, keys, seat)
 
         def load() -> None:
@@ -75,7 +83,7 @@ def server_state(
 ) -> ServerState:
     """The parts that the routes of one process share, before any model is loaded."""
     metrics = Metrics()
-    total = settings.workers or usable_cpus()
+    total = _workers(settings, device)
     metrics.workers.set(total)
     num_processes = 1 if seat is None else seat.board.num_seats
     slots = Slots(total, max(1, total // num_processes), NoOthers() if seat is None else seat)
@@ -91,6 +99,11 @@ def server_state(
         api_keys=api_keys,
         library=library,
     )
+
+
+def _workers(settings: Settings, device: Device) -> int:
+    """Engine calls at once: with a GPU few, so that what waits is put together instead."""
+    return settings.workers or (CUDA_WORKERS if device.name == "cuda" else usable_cpus())
 
 
 def _default_processes(device: Device, workers: int) -> int:
@@ -109,13 +122,32 @@ def codecs(settings: Settings) -> dict[str, Codec]:
     return {codec.media_type: codec for codec in every}
 
 
-def _onnx_engines(device: Device, settings: Settings, recall: Recall = find_out_anew) -> EngineFactory:
+def _engines(device: Device, settings: Settings, recall: Recall = find_out_anew) -> EngineFactory:
+    """Of the artefacts on a device. Imports the runtime late: it costs 0.2 s that health need not wait for."""
+    if device.name == "cuda":
+        return _cuda_engines(settings, recall)
+
     def make(artifact: Artifact) -> Engine:
-        from service.engine.onnx import OnnxEngine  # noqa: PLC0415  # costs 0.2 s that health need not wait for
+        from service.engine.cpu import CpuEngine  # noqa: PLC0415
 
         # 0 means: one thread a call while calls run side by side, every CPU for a call that runs alone.
         threads = settings.threads_per_call or 1
-        threads_alone = settings.threads_per_call or usable_cpus()
-        return OnnxEngine(artifact, device.name, threads, threads_alone, recall)
+        return CpuEngine(artifact, threads, settings.threads_per_call or usable_cpus(), recall)
+
+    return make
+
+
+def _cuda_engines(settings: Settings, recall: Recall) -> EngineFactory:
+    @functools.cache
+    def memory() -> PinnedMemory:
+        return PinnedMemory(CudaHost())
+
+    def make(artifact: Artifact) -> Engine:
+        from service.engine.cpu import CpuEngine  # noqa: PLC0415
+        from service.engine.cuda import CudaEngine  # noqa: PLC0415
+        from service.engine.sessions import cuda  # noqa: PLC0415
+
+        reference = CpuEngine(artifact, 1, 1)
+        return CudaEngine(artifact, cuda(tf32=settings.tf32 == "on"), memory(), reference, recall)
 
     return make

@@ -1,6 +1,6 @@
 """What computes: the contract between the scheduler and any runtime.
 
-The only package below which onnxruntime may be imported (`service.engine.onnx` and `service.engine.device`).
+The only package below which onnxruntime may be imported.
 Shape letters: B batch, Q queries, K key-value pairs, H heads, D head size.
 """
 
@@ -55,9 +55,12 @@ class EngineResult:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Projected:
-    """Keys and values of one row behind their projections: each (1, H, K, D) float32, C-contiguous."""
+    """Keys and values of one row behind their projections: each (1, H, K, D) float32, C-contiguous.
+
+    Not to be written to once it was attended to: an engine may keep it where it computes, for as long as it is held.
+    """
 
     keys: Floats
     values: Floats

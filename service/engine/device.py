@@ -13,8 +13,11 @@ from service.errors import StartupError
 
 DeviceName = Literal["cpu", "cuda"]
 
-# What libonnxruntime_providers_cuda.so of the CUDA 13 wheels (1.27 and later) needs, read with readelf.
-_CUDA_LIBRARIES: Final = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")
+# What libonnxruntime_providers_cuda.so of the CUDA 13 wheels (1.27 and later) needs, read with readelf. The last is
+# opened only when it meets an attention operator in float32, which every artefact has.
+_CUDA_LIBRARIES: Final = (
+    "libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9",
+)  # fmt: skip
 
 
 @final

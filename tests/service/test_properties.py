@@ -22,7 +22,7 @@ from model.attention import MultiHeadAttention
 from service.artifact import Artifact
 from service.assembly import Assembly, Projections, Share, gather, gather_keys, gather_tile
 from service.cost import CostModel
-from service.engine.onnx import OnnxEngine
+from service.engine.cpu import CpuEngine
 from service.errors import NonFinite, Overflow
 from service.planner import Limits, Load, join, plan
 from service.repository import Repository
@@ -59,7 +59,7 @@ class Served:
     """One model as the service holds it, and its parameters for the oracle."""
 
     artifact: Artifact
-    engine: OnnxEngine
+    engine: CpuEngine
     weights: Mapping[str, Array]
 
     def answer(
@@ -105,7 +105,7 @@ def served(
     """Each of the three models."""
     layer = {"attention": seeds_layer, "odd": odd_layer, "additive": additive_layer}[request.param]
     artifact = Repository(repository).read(request.param, 1)
-    return Served(artifact, OnnxEngine(artifact, "cpu", 1, 1), weights_of(layer))
+    return Served(artifact, CpuEngine(artifact, 1, 1), weights_of(layer))
 
 
 def assert_close(got: Array, want: Array, relative: float) -> None:

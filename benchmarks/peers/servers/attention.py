@@ -1,4 +1,4 @@
-"""The exported graph in ONNX Runtime, with the session options of `service/engine/onnx.py`, for every peer alike."""
+"""The exported graph in ONNX Runtime, with the options of `service.engine.sessions`, for every peer alike."""
 
 import os
 from collections.abc import Mapping, Sequence

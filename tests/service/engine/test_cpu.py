@@ -1,4 +1,4 @@
-"""ONNX Runtime on real artefacts, against the float64 oracle."""
+"""The CPU engine on real artefacts, against the float64 oracle."""
 
 import dataclasses
 import hashlib
@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from model.attention import MultiHeadAttention
 from service.artifact import Artifact, Layer
 from service.engine import EngineCall, EngineResult, Projected
-from service.engine.onnx import OnnxEngine
+from service.engine.cpu import CpuEngine
 from service.errors import StartupError
 from service.repository import Repository
 from tests.conftest import weights_of
@@ -51,7 +50,7 @@ class TestTiles:
         """Keys that were projected piece by piece, attended to by some queries, give the oracle's output."""
         wanted = call(artifact.layer, (1, 5, 11), seed=53)
         lens = np.full((1, 5), 11) if every_key else wanted.valid_lens
-        engine = OnnxEngine(artifact, "cpu", 1, 1)
+        engine = CpuEngine(artifact, 1, 1)
         pieces = [engine.project(wanted.keys[:, part], wanted.values[:, part]) for part in (slice(0, 7), slice(7, 11))]
         projected = Projected(*(np.concatenate(sides, axis=2) for sides in zip(*map(_sides, pieces), strict=True)))
         got = engine.attend(wanted.queries[:, 1:4], projected, None if every_key else lens[:, 1:4])
@@ -71,7 +70,7 @@ class TestUnmasked:
     def test_no_lengths_are_all_keys(self, artifact: Artifact, length: int, alone: bool) -> None:
         """Whichever graph and number of threads was measured to be best: the answer is that of full lengths."""
         wanted = dataclasses.replace(call(artifact.layer, (2, length, length), seed=59), need_weights=False)
-        engine = OnnxEngine(artifact, "cpu", 1, 2)
+        engine = CpuEngine(artifact, 1, 2)
         full = engine.run(dataclasses.replace(wanted, valid_lens=np.full((2, length), length)))
         got = engine.run(dataclasses.replace(wanted, valid_lens=None, alone=alone))
         atol = RELATIVE * np.abs(full.output).max()
@@ -81,7 +80,7 @@ class TestUnmasked:
 class TestCost:
     def test_is_measured(self, artifact: Artifact) -> None:
         """Points ascend from next to nothing to real work, none of it negative."""
-        points = OnnxEngine(artifact, "cpu", 1, 1).cost.points
+        points = CpuEngine(artifact, 1, 1).cost.points
         assert len(points) == 4
         assert all(flops < later and 0 < s <= later_s for (flops, s), (later, later_s) in pairwise(points))
 
@@ -114,7 +113,7 @@ class TestRun:
     ) -> None:
         """Output and weights of any batch, number of queries and of keys are the oracle's, to float32 rounding."""
         wanted = call(artifact.layer, shape, seed=37)
-        result = OnnxEngine(artifact, "cpu", 1, 1).run(wanted)
+        result = CpuEngine(artifact, 1, 1).run(wanted)
         output, weights = multi_head_attention(
             parameters[artifact.name], artifact.layer.num_heads, wanted.queries, wanted.keys, wanted.values,
             wanted.valid_lens,
@@ -127,7 +126,7 @@ class TestRun:
 
     def test_weights_come_only_when_asked_for(self, artifact: Artifact) -> None:
         """Without need_weights the answer has none, and the output is the same to rounding."""
-        engine = OnnxEngine(artifact, "cpu", 1, 1)
+        engine = CpuEngine(artifact, 1, 1)
         alone = engine.run(call(artifact.layer, (2, 3, 5), seed=41, need_weights=False))
         both = engine.run(call(artifact.layer, (2, 3, 5), seed=41))
         assert alone.weights is None
@@ -137,7 +136,7 @@ class TestRun:
     @pytest.mark.parametrize("threads", [1, 2], ids=["one_thread", "two_threads"])
     def test_from_several_threads_is_what_it_is_one_by_one(self, artifact: Artifact, threads: int) -> None:
         """Calls of many shapes at once give, bit for bit, what each gives alone."""
-        engine = OnnxEngine(artifact, "cpu", threads, threads)
+        engine = CpuEngine(artifact, threads, threads)
         shapes = [(batch, num_queries, num_kv) for batch in (1, 3) for num_queries in (2, 5) for num_kv in (1, 7, 11)]
         calls = [
             call(artifact.layer, shape, seed, need_weights=bool(seed % 2)) for seed, shape in enumerate(shapes * 5)
@@ -152,12 +151,12 @@ class TestRun:
         wanted = call(artifact.layer, (2, 3, 5), seed=43)
         for tensor in (wanted.queries, wanted.keys, wanted.values, wanted.valid_lens):
             tensor.flags.writeable = False
-        engine = OnnxEngine(artifact, "cpu", 1, 1)
+        engine = CpuEngine(artifact, 1, 1)
         assert _same(engine.run(wanted), engine.run(wanted))
 
     def test_inputs_the_graph_does_not_take_fail_the_call_alone(self, artifact: Artifact) -> None:
         """The runtime refuses a wrong size by raising; the engine goes on."""
-        engine = OnnxEngine(artifact, "cpu", 1, 1)
+        engine = CpuEngine(artifact, 1, 1)
         good = call(artifact.layer, (2, 3, 5), seed=47)
         bad = EngineCall(good.queries[..., :-1], good.keys, good.values, good.valid_lens, need_weights=False)
         want = engine.run(good)
@@ -256,7 +255,7 @@ class TestGraphThatCannotBeServed:
         artifact = Repository(repository).read("odd", 1)
         spoiled = with_graph(artifact, spoil(artifact.graph("masked")))
         with pytest.raises(StartupError, match=r"^odd/1: onnxruntime refuses the graph 'masked': "):
-            OnnxEngine(spoiled, "cpu", 1, 1)
+            CpuEngine(spoiled, 1, 1)
 
     @pytest.mark.parametrize(
         "spoil",
@@ -270,7 +269,7 @@ class TestGraphThatCannotBeServed:
         artifact = Repository(repository).read("odd", 1)
         spoiled = with_graph(artifact, spoil(artifact.graph("masked")))
         with pytest.raises(StartupError, match=r"^odd/1: onnxruntime cannot run the graph: "):
-            OnnxEngine(spoiled, "cpu", 1, 1)
+            CpuEngine(spoiled, 1, 1)
 
     @pytest.mark.parametrize("name", ["masked", "weights", "full", "project", "attend", "attend_full"])
     def test_artefact_without_one_of_its_graphs(self, repository: Path, name: str) -> None:
@@ -279,7 +278,7 @@ class TestGraphThatCannotBeServed:
         others = [lowering for lowering in artifact.manifest.lowerings if lowering.name != name]
         manifest = artifact.manifest.model_copy(update={"lowerings": others})
         with pytest.raises(StartupError, match=f"odd/1: has no lowering '{name}'"):
-            OnnxEngine(artifact.model_copy(update={"manifest": manifest}), "cpu", 1, 1)
+            CpuEngine(artifact.model_copy(update={"manifest": manifest}), 1, 1)
 
     @pytest.mark.parametrize("name", ["weights", "full", "project", "attend", "attend_full"])
     def test_any_graph_that_is_refused_stops_the_start(self, repository: Path, name: str) -> None:
@@ -288,13 +287,4 @@ class TestGraphThatCannotBeServed:
         (lowering,) = (lowering for lowering in artifact.manifest.lowerings if lowering.name == name)
         graphs = {**artifact.graphs, lowering.file: _renamed(artifact.graph(name))}
         with pytest.raises(StartupError, match=f"^odd/1: onnxruntime refuses the graph '{name}': "):
-            OnnxEngine(artifact.model_copy(update={"graphs": graphs}), "cpu", 1, 1)
-
-
-class TestDevice:
-    @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="this wheel has CUDA")
-    @pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider'")
-    def test_cuda_that_is_not_there_is_never_the_cpu(self, repository: Path) -> None:
-        """Asked for CUDA where there is none, the start fails; the runtime's silent fallback does not get through."""
-        with pytest.raises(StartupError, match=r"^odd/1: "):
-            OnnxEngine(Repository(repository).read("odd", 1), "cuda", 1, 1)
+            CpuEngine(artifact.model_copy(update={"graphs": graphs}), 1, 1)
