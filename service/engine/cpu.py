@@ -39,7 +39,7 @@ class CpuEngine:
     """
 
     def __init__(self, artifact: Artifact, threads: int, threads_alone: int, recall: Recall = find_out_anew) -> None:
-        self._sessions = Sessions(artifact, CPU)
+        self._sessions = Sessions(artifact, CPU, threads_alone if threads_alone > threads else 0)
         self._threads = threads
         self._threads_alone = threads_alone
         self._layer = artifact.layer

@@ -23,6 +23,9 @@ REFUSALS: Final = (
     RuntimeError,
 )
 _OF_TILES: Final = ("attend", "attend_full")
+# Threads that wait in the middle of a call look for work for so long before they sleep. To be woken takes 50, and a
+# layer hands work over six times; the call has its CPUs to itself.
+_SPIN_US: Final = 200
 # The runtime keeps arithmetic on shapes on the CPU, by intent: a few integers that a GPU would have to hand back.
 _OF_SHAPES: Final = frozenset({"Concat", "Mul", "Reshape", "Shape", "Squeeze", "Unsqueeze"})
 
@@ -59,11 +62,18 @@ class Graph:
 
 @final
 class Sessions:
-    """Graphs by name and number of threads, each loaded when it is first needed. Safe from several threads at once."""
+    """Graphs by name and number of threads, each loaded when it is first needed. Safe from several threads at once.
 
-    def __init__(self, artifact: Artifact, provider: Provider) -> None:
+    Args:
+        artifact: verified.
+        provider: what to compute with.
+        spinning_from: number of threads from which on they may spin while they wait for each other; 0 means never.
+    """
+
+    def __init__(self, artifact: Artifact, provider: Provider, spinning_from: int = 0) -> None:
         self._artifact = artifact
         self._provider = provider
+        self._spinning_from = spinning_from
         self._loading = threading.Lock()
         self._loaded: dict[tuple[str, int], Graph] = {}
 
@@ -83,14 +93,14 @@ class Sessions:
     def _load(self, name: str, threads: int) -> Graph:
         with self._loading:
             if (name, threads) not in self._loaded:
-                session = _session(self._artifact, name, self._provider, threads)
+                spins = 0 < self._spinning_from <= threads
+                session = _session(self._artifact, name, self._provider, _options(name, self._provider, threads, spins))
                 self._loaded[name, threads] = Graph(session, [output.name for output in session.get_outputs()])
             return self._loaded[name, threads]
 
 
-def _session(artifact: Artifact, name: str, provider: Provider, threads: int) -> ort.InferenceSession:
+def _session(artifact: Artifact, name: str, provider: Provider, options: ort.SessionOptions) -> ort.InferenceSession:
     where = f"{artifact.name}/{artifact.version}"
-    options = _options(name, provider, threads)
     try:
         session = ort.InferenceSession(artifact.graph(name), options, providers=[(provider.name, provider.options)])
     except REFUSALS as error:
@@ -105,7 +115,7 @@ def _session(artifact: Artifact, name: str, provider: Provider, threads: int) ->
     return session
 
 
-def _options(name: str, provider: Provider, threads: int) -> ort.SessionOptions:
+def _options(name: str, provider: Provider, threads: int, spins: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads  # an explicit count also keeps the runtime from pinning threads to cores
     options.inter_op_num_threads = 1
@@ -118,7 +128,10 @@ def _options(name: str, provider: Provider, threads: int) -> ort.SessionOptions:
     # (docs/decisions/0009-small-calls.md, "Bounds").
     options.enable_cpu_mem_arena = name in _OF_TILES
     # Threads that spin while they wait take the cores that other calls could use.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    if spins:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # at the end of the call
     if provider != CPU:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options

@@ -45,7 +45,10 @@ class Attention:
         options.log_severity_level = 3
         options.enable_mem_pattern = False
         options.enable_cpu_mem_arena = False
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
+        if threads > 1:
+            options.add_session_config_entry("session.intra_op.spin_duration_us", "200")
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def __call__(self, feed: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -41,3 +41,15 @@ class TestSessions:
         assert sessions.graph("full", 2) is not first
         sessions.forget({"full"})
         assert sessions.graph("full", 1) is not first
+
+    def test_only_wide_calls_spin(self, repository: Path) -> None:
+        """Threads that wait for each other may spin from the number on that was said, and stop with the call."""
+        sessions = Sessions(Repository(repository).read("odd", 1), CPU, spinning_from=2)
+
+        def entry(threads: int, name: str) -> str:
+            options = sessions.graph("full", threads).session.get_session_options()
+            return str(options.get_session_config_entry(name))
+
+        assert entry(1, "session.intra_op.allow_spinning") == "0"
+        assert entry(2, "session.intra_op.allow_spinning") == "1"
+        assert entry(2, "session.force_spinning_stop") == "1"
