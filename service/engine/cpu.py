@@ -14,7 +14,7 @@ from service.engine.warmup import call_of, feed_of, least_s, measure, unmasked_c
 from service.errors import ArtifactError
 
 # From next to nothing to real work; the longest takes a fraction of a second also for wide layers.
-_MEASURED_LENGTHS: Final = (1, 4, 16, 64)
+_MEASURED_LENGTHS: Final = (1, 4, 16, 64, 128)
 # What several threads must save to be worth the cores that they take from everything else.
 _LEAST_WIDE_GAIN: Final = 0.8
 
@@ -87,7 +87,7 @@ class CpuEngine:
         measured = measure(layer, _MEASURED_LENGTHS, self._run_narrow)
         alone_from_flops = float("inf")
         if self._threads_alone > self._threads:
-            alone = [least_s("full", call_of(layer, length), self._run_wide) for length in _MEASURED_LENGTHS]
+            alone = [least_s(["full"], call_of(layer, length), self._run_wide)[0] for length in _MEASURED_LENGTHS]
             alone_from_flops = _from_where(measured["flops"], alone, measured["seconds"])
         return {**measured, "alone_from_flops": alone_from_flops}
 

@@ -81,7 +81,7 @@ class TestCost:
     def test_is_measured(self, artifact: Artifact) -> None:
         """Points ascend from next to nothing to real work, none of it negative."""
         points = CpuEngine(artifact, 1, 1).cost.points
-        assert len(points) == 4
+        assert len(points) == 5
         assert all(flops < later and 0 < s <= later_s for (flops, s), (later, later_s) in pairwise(points))
 
 
