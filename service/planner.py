@@ -115,7 +115,10 @@ def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits,
             parts += planning.split_rows(group, most_rows)
             continue
         for row in group.rows.tolist():
-            own = _Group(np.array([row]), int(inputs.queries.lengths[row]), group.num_kv, group.exact)
+            own = _own_group(row, inputs)
+            if planning.most_rows(own.num_queries, own.num_kv) > 0:
+                parts += planning.split_rows(own, 1)
+                continue
             if not need_weights:
                 projections += planning.projections(own)
             parts += planning.tiles(own)
@@ -194,6 +197,12 @@ class _Group:
     num_queries: int
     num_kv: int
     exact: bool
+
+
+def _own_group(row: int, inputs: AttentionInputs) -> _Group:
+    """A row by itself, as long as it is."""
+    exact = bool(inputs.shortest[row] == 0)
+    return _Group(np.array([row]), int(inputs.queries.lengths[row]), int(inputs.extents[row]), exact)
 
 
 def _groups(inputs: AttentionInputs, layer: Layer, cost: CostModel) -> Iterator[_Group]:

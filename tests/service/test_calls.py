@@ -7,11 +7,14 @@ from typing import final
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.calls import SMALL_S
 from service.cost import CostModel, row_flops
 from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
 from service.errors import DeadlineExceeded, EngineFailure, Overflow
+from service.planner import Limits
 from service.run import Done, Job
 from service.scheduler import Scheduler
 from service.slots import NoOthers, Slots
@@ -35,7 +38,7 @@ from tests.service.test_scheduler import (
     started,
     submitted,
 )
-from tests.strategies import LAYER, Array
+from tests.strategies import LAYER, Array, costs, examples, limits, packed_request
 
 
 class TestSmall:
@@ -298,3 +301,68 @@ def tiled_job(engine: Engine, deadline: float) -> Job:
         "values": np.ones((1, 97, LAYER.value_size), np.float32),
     }
     return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+
+
+@final
+class CountingEngine:
+    """Counts the queries and keys of every call, and holds no two calls to be too small to share one."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.queries = 0
+        self.keys = 0
+        self._lock = threading.Lock()
+
+    def run(self, call: EngineCall) -> EngineResult:
+        """Zeros."""
+        (batch, num_queries), num_kv = call.queries.shape[:2], call.keys.shape[1]
+        self._count(batch * num_queries, batch * num_kv)
+        weights = np.zeros((batch, LAYER.num_heads, num_queries, num_kv), np.float32) if call.need_weights else None
+        return EngineResult(np.zeros((batch, num_queries, LAYER.num_hiddens), np.float32), weights)
+
+    def project(self, keys: Floats, values: Floats) -> Projected:
+        """Zeros."""
+        self._count(0, keys.shape[1])
+        shape = (1, LAYER.num_heads, keys.shape[1], LAYER.head_size)
+        return Projected(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+
+    def attend(self, queries: Floats, projected: Projected, valid_lens: Array | None) -> Floats:
+        """Zeros."""
+        self._count(queries.shape[1], 0)
+        return np.zeros((1, queries.shape[1], LAYER.num_hiddens), np.float32)
+
+    def _count(self, queries: int, keys: int) -> None:
+        with self._lock:
+            self.queries += queries
+            self.keys += keys
+
+
+class TestWaste:
+    @given(
+        seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=12),
+        cost=costs,
+        limits=limits,
+        workers=st.integers(1, 3),
+        need_weights=st.booleans(),
+    )
+    @examples(60)
+    def test_that_is_reported_is_what_was_run(
+        self, seeds: list[int], cost: CostModel, limits: Limits, workers: int, need_weights: bool
+    ) -> None:
+        """However requests are grouped, shared and tiled: what they say was computed for them adds up to the calls."""
+        engine = CountingEngine(cost)
+
+        async def test(clock: Clock) -> None:
+            pool = Scheduler(Slots(workers, workers, NoOthers()), 97, limits.workspace_bytes, Seen(), clock.time)
+            requests = [packed_request(LAYER, seed) for seed in seeds]
+            jobs = [
+                Job(engine, LAYER, AttentionInputs.parse(request.wire(), LAYER), need_weights, clock.time() + HOUR_S)
+                for request in requests
+            ]
+            done = await asyncio.gather(*map(pool.submit, jobs))
+            pool.close()
+            assert sum(each.computed_queries for each in done) == engine.queries
+            assert sum(each.computed_keys for each in done) == engine.keys
+            assert engine.queries >= sum(len(each.inputs.queries.data) for each in jobs)
+
+        run(test)
