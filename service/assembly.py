@@ -126,6 +126,15 @@ class Assembly:
             room[row, :, part.queries.start : end, : part.num_kv] = result[:, : end - part.queries.start, : part.num_kv]
 
 
+def answer_bytes(inputs: AttentionInputs, layer: Layer, *, need_weights: bool) -> int:
+    """Bytes of a request's answer in float32, before it is cast to the queries' dtype."""
+    floats = len(inputs.queries.data) * layer.num_hiddens
+    if need_weights:
+        batch, num_queries, _ = inputs.queries.shape
+        floats += batch * layer.num_heads * num_queries * inputs.keys.shape[1]
+    return floats * np.dtype(np.float32).itemsize
+
+
 def _room_for_projected(layer: Layer, num_kv: int) -> Projected:
     shape = (1, layer.num_heads, num_kv, layer.head_size)
     return Projected(np.empty(shape, np.float32), np.empty(shape, np.float32))

@@ -14,12 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, final
 
+import structlog
+
 from service.assembly import Share, gather, gather_keys, gather_tile
-from service.errors import DeadlineExceeded, Draining, EngineFailure, ServiceError
+from service.errors import DeadlineExceeded, Draining, EngineFailure, Internal, ServiceError
 from service.planner import Limits, Load, Part, Projecting, join, may_join
 from service.run import Done, Release, Run, Task
 from service.slots import Slots
 
+_log = structlog.get_logger(__name__)
 # What is computed on the event loop keeps it from everything else for so long.
 SMALL_S: Final = 0.001
 # More waiting tasks than this are not looked at when a call is put together.
@@ -68,6 +71,7 @@ class Calls:
         self._waiting: deque[Task] = deque()
         self._asleep = 0
         self._computing_long = 0
+        self._running_since: dict[int, float] = {}
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_comes = False
@@ -99,13 +103,20 @@ class Calls:
             if thread.ident is not None:
                 thread.join()
 
+    @property
+    def longest_s(self) -> float:
+        """For how long the oldest call of a thread has been running."""
+        now = self._clock()
+        with self._changed:
+            return max((now - since for since in self._running_since.values()), default=0.0)
+
     async def try_alone(self, run: Run) -> Done | ServiceError | None:
         """The outcome of a small run that is alone, computed here and now; None where it has to be queued.
 
         On the event loop. With nobody else there is nothing to queue for, and no thread to be woken.
         """
         piece = run.only_piece
-        if piece is None or run.seconds > SMALL_S:
+        if piece is None or run.work_s > SMALL_S:
             return None
         self._arriving += 1
         try:
@@ -165,10 +176,11 @@ class Calls:
 
     def _queue(self, run: Run, most: int) -> None:
         """Queues tasks of a run, and wakes a worker for each. Under the lock."""
+        is_small = run.only_piece is not None and run.work_s <= SMALL_S
         for piece in run.next_pieces(most):
             free = self._asleep > len(self._waiting) and self._slots.is_free()
             release: Release = "slice" if run.num_tasks > 1 else "idle" if free else "freed"
-            self._waiting.append(Task(run, piece, _shareable(run, piece), run.seconds <= SMALL_S, release))
+            self._waiting.append(Task(run, piece, _shareable(run, piece), is_small, release))
             self._wake_one()
 
     def _wake_one(self) -> None:
@@ -183,22 +195,28 @@ class Calls:
 
     def _work(self) -> None:
         """A thread's life."""
-        while True:
-            with self._changed:
-                while not (self._closing or (self._waiting and self._slots.is_free())):
-                    self._asleep += 1
-                    self._changed.wait()
-                    self._asleep -= 1
-                if self._closing:
-                    return
-                batch = self._take(self._waiting[0])
-                is_long = not batch.tasks[0].is_small
-                self._computing_long += is_long
-                self._wake_one()  # a slot that another process gave back is announced to nobody
+        while (batch := self._next()) is not None:
+            is_long = not batch.tasks[0].is_small
             self._compute(batch)
             with self._changed:
                 self._computing_long -= is_long
+                self._running_since.pop(threading.get_ident())
             self._announce_answers()
+
+    def _next(self) -> _Batch | None:
+        """What a thread is to compute; None when there will be nothing more."""
+        with self._changed:
+            while not (self._closing or (self._waiting and self._slots.is_free())):
+                self._asleep += 1
+                self._changed.wait()
+                self._asleep -= 1
+            if self._closing:
+                return None
+            batch = self._take(self._waiting[0])
+            self._computing_long += not batch.tasks[0].is_small
+            self._running_since[threading.get_ident()] = self._clock()
+            self._wake_one()  # a slot that another process gave back is announced to nobody
+            return batch
 
     def _compute_on_loop(self) -> None:
         """Computes one call of small tasks that would wait for long ones. Once each time the loop comes round."""
@@ -239,12 +257,20 @@ class Calls:
         return load
 
     def _compute(self, batch: _Batch) -> None:
-        began = self._clock()
-        live = [task for task in batch.tasks if self._begin(task, began)]
-        if live:
-            self._call(live, batch, began)
-        with self._changed:
-            self._slots.give()
+        try:
+            began = self._clock()
+            live = [task for task in batch.tasks if self._begin(task, began)]
+            if live:
+                self._call(live, batch, began)
+        except Exception:  # noqa: BLE001  # a defect here must cost these requests, and neither others nor the thread
+            _log.error("internal error", exc_info=True)
+            for task in batch.tasks:
+                if not task.is_over:
+                    task.run.outcome = task.run.outcome or Internal("internal error; the server's log has it")
+                    self._end(task)
+        finally:
+            with self._changed:
+                self._slots.give()
 
     def _begin(self, task: Task, now: float) -> bool:
         """Whether a task is still of use; if not, it has been ended."""
@@ -291,6 +317,7 @@ class Calls:
 
     def _end(self, task: Task) -> None:
         with self._changed:
+            task.is_over = True
             task.run.running -= 1
             if task.run.outcome is not None or (task.run.release is not None and not task.run.running):
                 self._answers.append(task.run)
@@ -334,7 +361,7 @@ def _fault_of(work: Callable[[], None]) -> ServiceError | None:
         work()
     except ServiceError as error:
         return error
-    except Exception as error:  # noqa: BLE001  # the engine loop: whatever a runtime raises is this call's failure
+    except BaseException as error:  # noqa: BLE001  # the engine loop: whatever a runtime raises is this call's failure
         failure = EngineFailure("the engine failed on this request; the server's log has the reason")
         failure.__cause__ = error
         return failure

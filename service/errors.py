@@ -2,9 +2,10 @@
 
     HTTP request -> route        NotFound MethodNotAllowed Unauthorized ModelNotFound InvalidParameter
       -> codec chosen            UnsupportedMediaType NotAcceptable
-      -> body read               BodyTooLarge
+      -> body read               BodyTooLarge TooSlow
       -> Codec.decode            MalformedBody (InvalidShape InvalidDtype where a format can say so)
       -> AttentionInputs.parse   MalformedBody InvalidShape InvalidDtype InvalidValidLens NonFinite EmptyAxis
+      -> Admission               Overloaded AnswerTooLarge
       -> Scheduler.submit        NotReady Draining Overloaded DeadlineExceeded
       -> Engine.run              EngineFailure
       -> AttentionOutput         Overflow
@@ -83,6 +84,18 @@ class BodyTooLarge(ServiceError):
     """The body is longer than the server takes."""
 
     code = "body_too_large"
+
+
+class TooSlow(ServiceError):
+    """The client takes too long to send its request."""
+
+    code = "too_slow"
+
+
+class AnswerTooLarge(ServiceError):
+    """The answer would be longer than the server gives."""
+
+    code = "answer_too_large"
 
 
 class UnsupportedMediaType(ServiceError):

@@ -1,10 +1,11 @@
 """What Prometheus reads at `/metrics`. One instance a server, with a registry of its own."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 from service.tally import Counters, Histograms
 
@@ -23,8 +24,27 @@ _OF_THE_SERVER: Final = (
     "mha_workers", "mha_ready", "mha_model_info", "process_start_time_seconds", "process_max_fds",
 )  # fmt: skip
 
+# What is worse for some processes than for others, where the worst counts.
+_WORST_OF_ALL: Final = ("mha_queue_wait_seconds",)
+
 # Families by name, each with its samples: name, labels, value.
 Families = Sequence[tuple[str, Sequence[tuple[str, dict[str, str], float]]]]
+
+
+class Queue(Protocol):
+    """What there is to tell about a queue."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until who comes now has a turn."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes."""
 
 
 @final
@@ -74,13 +94,23 @@ class Metrics:
         self.in_flight = 0
         in_flight = Gauge("mha_requests_in_flight", "Requests being answered.", registry=self.registry)
         in_flight.set_function(lambda: self.in_flight)
-        self.queued = Gauge("mha_queue_requests", "Requests waiting for a worker.", registry=self.registry)
+        self._queued = Gauge("mha_queue_requests", "Requests waiting for a worker.", registry=self.registry)
+        self._wait = Gauge(
+            "mha_queue_wait_seconds", "How long who comes now is likely to wait.", registry=self.registry
+        )
+        self._held = Gauge("mha_held_bytes", "Bytes of bodies and answers held.", registry=self.registry)
         self.workers = Gauge("mha_workers", "Engine calls that may run at once.", registry=self.registry)
         self.ready = Gauge("mha_ready", "1 while the server takes requests, else 0.", registry=self.registry)
         self.model_info = Gauge(
             "mha_model_info", "1 for each model served.", ["model", "version", "digest", "device"],
             registry=self.registry,
         )  # fmt: skip
+
+    def show(self, queue: Queue) -> None:
+        """Lets the gauges of the queue tell of this one."""
+        self._queued.set_function(lambda: queue.waiting)
+        self._wait.set_function(lambda: queue.wait_s)
+        self._held.set_function(lambda: queue.held_bytes)
 
     def called(self, release: str, rows: int) -> None:
         """An engine call was made. From any thread, one at a time."""
@@ -115,17 +145,25 @@ class _Merged:
                 sums = elsewhere.setdefault(name, {})
                 for sample, labels, value in samples:
                     key = (sample, *sorted(labels.items()))
-                    sums[key] = sums.get(key, 0.0) + value
+                    sums[key] = _together(name, sums.get(key, 0.0), value)
         for family in self._registry.collect():
             if family.name not in _OF_THE_SERVER:
                 sums = elsewhere.pop(family.name, {})
                 family.samples = [
-                    sample._replace(value=sample.value + sums.pop((sample.name, *sorted(sample.labels.items())), 0.0))
+                    sample._replace(value=_together(family.name, sample.value, sums.pop(_key(sample), 0.0)))
                     for sample in family.samples
                 ]
                 for (name, *pairs), value in sums.items():
                     family.add_sample(name, dict(pairs), value)
             yield family
+
+
+def _together(family: str, one: float, other: float) -> float:
+    return max(one, other) if family in _WORST_OF_ALL else one + other
+
+
+def _key(sample: Sample) -> tuple[Any, ...]:
+    return sample.name, *sorted(sample.labels.items())
 
 
 def _each(names: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -62,7 +62,7 @@ class Run:
         projections, assembly: where results are placed.
         num_tasks: engine calls in all.
         only_piece: the part of a run that has no other and nothing to project; else None.
-        seconds: of the only piece by the cost model; infinite where there are several.
+        work_s: of all pieces by the cost model, one after the other.
         running: how many of them are being computed.
         dropped: nobody waits for it any more.
         began: when its first call began, on the scheduler's clock.
@@ -77,8 +77,10 @@ class Run:
         self.assembly = Assembly(job.inputs, job.layer, len(calls.parts), job.need_weights)
         self.num_tasks = len(calls.projections) + len(calls.parts)
         self.only_piece = calls.parts[0] if self.num_tasks == 1 else None
-        only = self.only_piece
-        self.seconds = float("inf") if only is None else only.seconds(job.layer, job.engine.cost)
+        layer, cost = job.layer, job.engine.cost
+        self.work_s = sum(piece.seconds(layer, cost) for piece in calls.parts)
+        if calls.projections:
+            self.work_s += sum(piece.seconds(layer, cost) for piece in calls.projections)
         self.running = 0
         self.dropped = False
         self.began: float | None = None
@@ -141,6 +143,7 @@ class Task:
         load: what it brings into a call that it shares; None where it cannot share one.
         is_small: whether the event loop may compute it.
         release: why it will be computed when it is, unless it joins others.
+        is_over: whether it was computed, or will not be.
     """
 
     run: Run
@@ -148,6 +151,7 @@ class Task:
     load: Load | None
     is_small: bool
     release: Release
+    is_over: bool = False
 
     @property
     def num_rows(self) -> int:

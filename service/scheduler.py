@@ -1,32 +1,34 @@
-"""Who is computed when: a bounded queue in front of the workers, deadlines, and clients that leave.
+"""Who is computed when: a door in front of the workers, deadlines, and clients that leave.
 
 The only async core of the service. A request is planned into tasks, each one engine call or a share of one. It has at
 most as many tasks queued as there are workers, so that the calls of a large one and small requests take turns.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from typing import Final, final
 
+from service.admission import Admission
 from service.calls import Calls, Observer, expired
-from service.errors import Overloaded, ServiceError
+from service.errors import DeadlineExceeded, ServiceError
 from service.planner import Limits, plan
 from service.run import Done, Job, Run
 from service.slots import Slots
 
 # A call that takes much longer keeps small requests waiting; one much shorter spends its time on being a call.
 CALL_S: Final = 0.02
+# A request is refused at once if its time could not suffice even were the cost model this far too high.
+_HOPELESS: Final = 2.0
 
 
 @final
 class Scheduler:
-    """Runs jobs on threads and, small ones, on the event loop; at most `max_queue` more may wait.
+    """Runs jobs on threads and, small ones, on the event loop, as far as they are admitted.
 
     Args:
         slots: engine calls at once.
-        max_queue: jobs that wait beyond this process's share of those.
+        admission: who may come in.
         workspace_bytes: most that the scores of one call may take.
         observer: is told about the calls.
         clock: seconds, monotonic.
@@ -35,51 +37,58 @@ class Scheduler:
     def __init__(
         self,
         slots: Slots,
-        max_queue: int,
+        admission: Admission,
         workspace_bytes: int,
         observer: Observer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._workers = slots.share
-        self._max_queue = max_queue
+        self._workers = slots.total
+        self.admission = admission
         self._limits = Limits(workspace_bytes, CALL_S)
         self._clock = clock
         self._calls = Calls(slots, self._limits, observer, clock)
         self._is_open = False
-        self._pending = 0
-        self._mean_compute_s: float | None = None
 
     async def submit(self, job: Job) -> Done:
         """The job's answer.
 
         Raises:
-            Overloaded: the queue is full.
-            DeadlineExceeded: the job's time ran out before its answer was there; calls still queued are not computed.
+            Overloaded: too much waits already.
+            DeadlineExceeded: the job's time ran out before its answer was there, or cannot suffice; calls still queued
+                are not computed.
             EngineFailure: the engine failed.
             Overflow: the result does not fit.
         """
         calls = plan(job.inputs, job.layer, job.engine.cost, self._limits, need_weights=job.need_weights)
-        self._admit()
         loop = asyncio.get_running_loop()
-        self._open(loop)
         answer: asyncio.Future[Done] = loop.create_future()
         run = Run(job, calls, self._clock(), lambda outcome: _deliver(answer, outcome))
+        self._check_hope(run)
+        self.admission.enter(run.work_s)
+        self._open(loop)
         try:
             outcome = await self._calls.try_alone(run)
-            done = _result(outcome) if outcome is not None else await self._queued(run, answer)
+            return _result(outcome) if outcome is not None else await self._queued(run, answer)
         finally:
-            self._calls.drop(run, self._release)
-        self._note(done.compute_s)
-        return done
+            self._calls.drop(run, lambda: self.admission.leave(run.work_s, done=run.is_complete))
 
     @property
-    def queued(self) -> int:
-        """Jobs that wait for a worker."""
-        return max(0, self._pending - self._workers)
+    def longest_call_s(self) -> float:
+        """For how long the oldest engine call of a worker has been running."""
+        return self._calls.longest_s
 
     def close(self) -> None:
         """Ends the workers, after what they are computing."""
         self._calls.close()
+
+    def _check_hope(self, run: Run) -> None:
+        least_s = run.work_s / self._workers
+        remaining_s = run.job.deadline - self._clock()
+        if least_s > _HOPELESS * max(0.0, remaining_s) and remaining_s > 0:
+            raise DeadlineExceeded(
+                f"the request takes about {least_s:.3g} s on {self._workers} workers, and has {remaining_s:.3g} s; "
+                "raise timeout_ms, or send less"
+            )
 
     async def _queued(self, run: Run, answer: "asyncio.Future[Done]") -> Done:
         # Timers count in milliseconds: one more, so that none is early.
@@ -95,21 +104,6 @@ class Scheduler:
         if not self._is_open:
             self._is_open = True
             self._calls.open(loop)
-
-    def _admit(self) -> None:
-        if self._pending >= self._workers + self._max_queue:
-            wait_s = math.ceil(self.queued * (self._mean_compute_s or 0.0) / self._workers)
-            raise Overloaded(
-                f"{self.queued} requests are waiting, the limit is {self._max_queue}; retry later", max(1, wait_s)
-            )
-        self._pending += 1
-
-    def _note(self, compute_s: float) -> None:
-        mean_s = self._mean_compute_s
-        self._mean_compute_s = compute_s if mean_s is None else mean_s + 0.1 * (compute_s - mean_s)
-
-    def _release(self) -> None:
-        self._pending -= 1
 
 
 def _result(outcome: Done | ServiceError) -> Done:

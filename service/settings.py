@@ -46,8 +46,15 @@ class Settings(BaseModel):
     threads_per_call: int = Field(
         0, ge=0, description="CPU threads of one engine call; 0 means 1, and every CPU for a call that runs alone."
     )
-    max_queue: int = Field(
-        256, ge=0, description="Requests that may wait for a worker, over all processes; beyond it the answer is 429."
+    max_queue_ms: int = Field(
+        2_000,
+        ge=0,
+        description="Longest that a request is likely to wait for a worker; beyond it the answer is 429.",
+    )
+    max_queue_bytes: int = Field(
+        1024 * 1024 * 1024,
+        ge=1,
+        description="Most bytes of bodies and answers held at once, over all processes; beyond it the answer is 429.",
     )
     workspace_bytes: int = Field(
         128 * 1024 * 1024, ge=1, description="Most memory that the scores of one engine call may take."
@@ -55,6 +62,24 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(
         64 * 1024 * 1024, ge=1, description="Longest request body; beyond it the answer is 413."
     )
+    max_answer_bytes: int = Field(
+        256 * 1024 * 1024, ge=1, description="Longest answer, as float32; a request for more is refused with 413."
+    )
+    max_connections: int = Field(
+        1_000,
+        ge=1,
+        description="Connections open at once, over all processes; the next is answered with 429 and closed.",
+    )
+    max_head_bytes: int = Field(
+        32 * 1024, ge=256, description="Longest line and headers of a request; beyond it the answer is 400."
+    )
+    head_timeout_s: float = Field(
+        10.0, gt=0, allow_inf_nan=False, description="Seconds in which a request's line and headers have to come."
+    )
+    min_body_rate: int = Field(
+        64 * 1024, ge=0, description="Bytes a second at which a body has to come, else 408; 0 for no limit."
+    )
+    keep_alive_s: int = Field(75, ge=0, description="Seconds after an answer until an idle connection is closed.")
     timeout_ms: int = Field(
         30_000,
         ge=1,

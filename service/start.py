@@ -2,8 +2,10 @@
 
 import functools
 import sys
+import time
 from typing import Final
 
+from service.admission import Admission
 from service.artifact import Artifact
 from service.codec import Codec
 from service.codec.json import JsonCodec
@@ -87,15 +89,17 @@ def server_state(
     metrics.workers.set(total)
     num_processes = 1 if seat is None else seat.board.num_seats
     slots = Slots(total, max(1, total // num_processes), NoOthers() if seat is None else seat)
-    max_queue = -(-settings.max_queue // num_processes)
-    scheduler = Scheduler(slots, max_queue, settings.workspace_bytes, metrics)
-    metrics.queued.set_function(lambda: scheduler.queued)
+    admission = Admission(
+        slots.share, settings.max_queue_ms / 1000, settings.max_queue_bytes / num_processes, time.perf_counter
+    )
+    metrics.show(admission)
     return ServerState(
         settings=settings,
         device=device,
         codecs=codecs(settings),
         metrics=metrics,
-        scheduler=scheduler,
+        admission=admission,
+        scheduler=Scheduler(slots, admission, settings.workspace_bytes, metrics),
         api_keys=api_keys,
         library=library,
     )

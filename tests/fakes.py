@@ -23,6 +23,8 @@ NOTHING = CostModel.linear(call_s=0.002, flop_s=0.0)
 class Unprojecting:
     """The half of an engine that these have no use for."""
 
+    fault: str | None = None
+
     def project(self, keys: Floats, values: Floats) -> Projected:
         raise NotImplementedError
 
@@ -47,6 +49,34 @@ class FailingEngine(Unprojecting):
 
     def run(self, call: EngineCall) -> EngineResult:
         raise RuntimeError("CUDA failure 700 in /secret/path: illegal memory access")
+
+
+class PoisonedEngine(Unprojecting):
+    """Fails from the second call on, for good: as a GPU does after an illegal access to its memory."""
+
+    cost = NOTHING
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def run(self, call: EngineCall) -> EngineResult:
+        self._calls += 1
+        if self._calls > 1:
+            self.fault = "CUDA failure 700 in /secret/path: illegal memory access"
+            raise RuntimeError(self.fault)
+        return EngineResult(np.zeros_like(call.queries), None)
+
+
+class HangingEngine(Unprojecting):
+    """Does not return from a call until the file named by `GATE` is there."""
+
+    cost = NOTHING
+
+    def run(self, call: EngineCall) -> EngineResult:
+        gate = Path(os.environ["GATE"])
+        while not gate.exists():
+            time.sleep(0.01)
+        return EngineResult(np.zeros_like(call.queries), None)
 
 
 class DefectiveEngine(Unprojecting):
@@ -77,6 +107,8 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "slow": SlowEngine,
     "failing": FailingEngine,
     "defective": DefectiveEngine,
+    "poisoned": PoisonedEngine,
+    "hanging": HangingEngine,
     "gated": gated_engine,
     "refusing": refused_engine,
 }

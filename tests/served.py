@@ -112,12 +112,12 @@ def serving(log: Path, *flags: str, **settings: str) -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def serving_fake(log: Path, engine: str, *flags: str) -> Iterator[ServerProcess]:
+def serving_fake(log: Path, engine: str, *flags: str, **environment: str) -> Iterator[ServerProcess]:
     """A real server around one of the engines of `tests.fakes`, ready."""
     # One process, so that every request meets the same engine.
     alone = ("--port", "0", "--log-format", "json", "--processes", "1")
     command = [sys.executable, "-m", "tests.fakes", engine, *alone, *flags]
-    server = ServerProcess(command, clean_environment(), log)
+    server = ServerProcess(command, clean_environment(**environment), log)
     try:
         yield server.wait_ready()
     finally:

@@ -76,6 +76,10 @@ class Engine(Protocol):
     def cost(self) -> CostModel:
         """What calls cost on this machine, measured before the first one."""
 
+    @property
+    def fault(self) -> str | None:
+        """Why it will never compute anything again; None as long as it can."""
+
     def run(self, call: EngineCall) -> EngineResult:
         """The layer's answer."""
 

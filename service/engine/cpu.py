@@ -54,6 +54,11 @@ class CpuEngine:
                 f"{artifact.name}/{artifact.version}: onnxruntime cannot run the graph: {error}"
             ) from error
 
+    @property
+    def fault(self) -> None:
+        """A CPU goes on after any failure."""
+        return
+
     def run(self, call: EngineCall) -> EngineResult:
         """The layer's answer to one call."""
         if call.need_weights:

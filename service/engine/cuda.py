@@ -6,10 +6,12 @@ Nothing here names CUDA but the defaults, so that all of it can be tested where 
 import dataclasses
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy as np
 import onnxruntime as ort
+import structlog
 from numpy.typing import NDArray
 
 from service.artifact import Artifact
@@ -17,9 +19,10 @@ from service.cost import CostModel, row_flops
 from service.engine import Engine, EngineCall, EngineResult, Floats, Projected, Recall, find_out_anew
 from service.engine.pinned import PinnedMemory
 from service.engine.sessions import REFUSALS, Provider, Sessions
-from service.engine.warmup import feed_of, measure, unmasked_choice
+from service.engine.warmup import call_of, feed_of, measure, unmasked_choice
 from service.errors import ArtifactError
 
+_log = structlog.get_logger(__name__)
 # A GPU is as fast with one token as with hundreds, so the line has to be found further out than on a CPU.
 _MEASURED_LENGTHS: Final = (1, 16, 64, 256, 1024)
 # A driver sends what is shorter along with the command.
@@ -62,6 +65,7 @@ class CudaEngine:
         self._provider = provider
         self._memory = memory
         self._sessions = Sessions(artifact, provider)
+        self._fault: str | None = None
         self._sending = threading.Lock()
         self._sent: weakref.WeakKeyDictionary[Projected, _OnDevice] = weakref.WeakKeyDictionary()
         try:
@@ -71,6 +75,11 @@ class CudaEngine:
             self._compare(reference)
         except (*REFUSALS, ValueError) as error:  # ValueError: the graph's inputs have other names
             raise ArtifactError(f"{self._where}: onnxruntime cannot run the graph: {error}") from error
+
+    @property
+    def fault(self) -> str | None:
+        """Why the GPU computes no more. Some of CUDA's errors stay with a process until its end."""
+        return self._fault
 
     def run(self, call: EngineCall) -> EngineResult:
         """The layer's answer to one call."""
@@ -103,6 +112,22 @@ class CudaEngine:
 
     def _run(self, name: str, feed: dict[str, Any], *shapes: tuple[int, ...]) -> list[Floats]:
         """A graph's results, of these shapes, in pinned memory."""
+        try:
+            return self._bound(name, feed, shapes)
+        except REFUSALS:
+            self._probe()
+            raise
+
+    def _probe(self) -> None:
+        """After a failure: finds out whether it was that call's, or everyone's from now on."""
+        call = call_of(self._layer, 1)
+        try:
+            self._bound("full", feed_of("full", call), [(1, 1, self._layer.num_hiddens)])
+        except REFUSALS as error:
+            _log.error("the device computes no more", model=self._where, reason=str(error))
+            self._fault = str(error)
+
+    def _bound(self, name: str, feed: dict[str, Any], shapes: Sequence[tuple[int, ...]]) -> list[Floats]:
         graph = self._sessions.graph(name, threads=1)
         binding = graph.session.io_binding()
         for key, tensor in feed.items():

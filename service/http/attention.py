@@ -27,13 +27,17 @@ class AttentionEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every `ServiceError` goes up to the boundary, which answers it."""
-        state, headers, inference = self._state, Headers(scope=scope), Inference(self._state, scope, send)
-        inference.check_key(headers)
+        with self._state.admission.holding() as held:
+            await self._answer(Inference(self._state, scope, send, held), scope, receive)
+
+    async def _answer(self, inference: Inference, scope: Scope, receive: Receive) -> None:
+        state, headers = self._state, Headers(scope=scope)
+        inference.check(headers)
         parameters = InferenceParameters.parse(scope["query_string"])
         model = state.served().find(parameters.model, parameters.version)
         codec = request_codec(headers, state.codecs)
         answering = answer_codec(headers, state.codecs, codec)
-        body = await read_body(scope, headers, receive, state.settings.max_body_bytes)
+        body = await read_body(scope, headers, receive, state.body_limits, inference.held)
         inputs = await inference.decode(
             codec.media_type, len(body), lambda: AttentionInputs.parse(codec.decode(body), model.artifact.layer)
         )

@@ -1,16 +1,20 @@
 """Reading a request's body, never further than the limit, and its compression."""
 
+import asyncio
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
+from service.admission import Held
 from service.codec import Body, Chunk
 from service.errors import BodyTooLarge, MalformedBody
 from service.http.extensions import READ_WHOLE
+from service.http.streams import Pace
 
 _DIGITS_MAX: Final = 18
 # zlib's own codes: 31 is gzip, 15 the zlib container that HTTP calls deflate.
@@ -18,29 +22,56 @@ _WINDOW_BITS: Final[Mapping[str, int]] = {"gzip": 31, "deflate": 15}
 ENCODINGS: Final = tuple(_WINDOW_BITS)
 
 
-async def read_body(scope: Scope, headers: Headers, receive: Receive, max_bytes: int) -> Body:
+@final
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How long a body may be, in bytes, and at how many bytes a second it has to come (0 for no limit)."""
+
+    max_bytes: int
+    min_rate: int
+
+
+async def read_body(scope: Scope, headers: Headers, receive: Receive, limits: BodyLimits, held: Held) -> Body:
     """The whole body, without a copy where its length was announced. What is too long is refused before a byte is read.
 
     Raises:
-        BodyTooLarge: it announces, or turns out to have, more than `max_bytes`.
+        Overloaded: others hold too many bytes.
+        BodyTooLarge: it announces, or turns out to have, too many itself.
+        TooSlow: it does not come fast enough.
         MalformedBody: Content-Length is no number.
         ClientDisconnect: the client left before the end.
     """
     announced = byte_count("Content-Length", headers.get("content-length", "0"))
-    if announced > max_bytes:
-        raise _too_large(f"{announced} bytes are announced", max_bytes)
+    if announced > limits.max_bytes:
+        raise _too_large(f"{announced} bytes are announced", limits.max_bytes)
+    held.grow_to(announced)
     extension = scope.get("extensions", {}).get(READ_WHOLE)
     if announced and extension is not None and "transfer-encoding" not in headers:
         whole: Body = await extension["read"](announced)
         return whole
     message = await _next(receive)
     if not message.get("more_body", False):
-        return _checked(message.get("body", b""), max_bytes)
-    body = bytearray(message.get("body", b""))
-    while message.get("more_body", False):
-        message = await _next(receive)
+        return _checked(message.get("body", b""), limits.max_bytes)
+    return await _read_on(bytearray(message.get("body", b"")), receive, limits, held)
+
+
+async def _read_on(body: bytearray, receive: Receive, limits: BodyLimits, held: Held) -> bytearray:
+    """A body that comes in pieces, to its end."""
+    loop, pace = asyncio.get_running_loop(), Pace(limits.min_rate)
+    look_at = loop.time() + pace.window_s
+    more = True
+    while more:
+        if loop.time() >= look_at:
+            pace.check(len(body))
+            look_at = loop.time() + pace.window_s
+        try:
+            async with asyncio.timeout_at(look_at):
+                message = await _next(receive)
+        except TimeoutError:
+            continue
         body += message.get("body", b"")
-        _checked(body, max_bytes)
+        more = message.get("more_body", False)
+        held.grow_to(len(_checked(body, limits.max_bytes)))
     return body
 
 

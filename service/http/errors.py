@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.errors import (
+    AnswerTooLarge,
     BodyTooLarge,
     DeadlineExceeded,
     Draining,
@@ -34,6 +35,7 @@ from service.errors import (
     Overflow,
     Overloaded,
     ServiceError,
+    TooSlow,
     Unauthorized,
     UnsupportedMediaType,
 )
@@ -47,7 +49,9 @@ STATUS: Final[Mapping[str, int]] = {
     InvalidArtifact.code: 422,
     MethodNotAllowed.code: 405,
     NotAcceptable.code: 406,
+    TooSlow.code: 408,
     BodyTooLarge.code: 413,
+    AnswerTooLarge.code: 413,
     UnsupportedMediaType.code: 415,
     InvalidShape.code: 422,
     InvalidDtype.code: 422,
@@ -94,6 +98,8 @@ def _headers(error: ServiceError) -> dict[str, str]:
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, TooSlow):
+        return {"Connection": "close"}  # what is still to come of the request is not waited for
     if isinstance(error, MethodNotAllowed):
         return {"Allow": ", ".join(error.allowed)}
     return {}

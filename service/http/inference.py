@@ -5,16 +5,21 @@ Protocols differ in how they read and write, not in what happens between.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar, final
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import Scope, Send
 
+from service.admission import Held
+from service.artifact import Layer
+from service.assembly import answer_bytes
 from service.catalog import ServedModel
 from service.codec import Chunk
-from service.errors import ServiceError
-from service.http.extensions import RESPOND
+from service.errors import AnswerTooLarge, ServiceError
+from service.http.extensions import ON_LEAVE, RESPOND
 from service.http.state import ServerState
 from service.run import Done, Job
 from service.tensors import AttentionInputs, AttentionOutput
@@ -34,7 +39,8 @@ _JOINED_BYTES: Final = 16 * 1024
 class Inference:
     """One inference request, from the moment its route was chosen; each stage is timed."""
 
-    def __init__(self, state: ServerState, scope: Scope, send: Send) -> None:
+    def __init__(self, state: ServerState, scope: Scope, send: Send, held: Held) -> None:
+        self.held = held
         self._state = state
         self._scope = scope
         self._send = send
@@ -42,10 +48,16 @@ class Inference:
         self._seconds: dict[str, float] = {}
         self._calls = 0
 
-    def check_key(self, headers: Headers) -> None:
-        """Raises `Unauthorized` where keys are required and the request has none that is known."""
+    def check(self, headers: Headers) -> None:
+        """Refuses what need not be read to be refused.
+
+        Raises:
+            Unauthorized: keys are required and the request has none that is known.
+            Overloaded: it would wait for too long.
+        """
         if self._state.api_keys is not None:
             self._state.api_keys.check(headers)
+        self._state.admission.check()
 
     async def decode(self, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:
         """What `work` makes of the body."""
@@ -58,10 +70,11 @@ class Inference:
         """The answer, computed within `timeout_s` or the server's own limit, whichever is less."""
         longest_s = self._state.settings.timeout_ms / 1000
         deadline = self._arrived + (longest_s if timeout_s is None else min(timeout_s, longest_s))
+        self._hold_answer(inputs, model.artifact.layer, need_weights)
+        job = Job(model.engine, model.artifact.layer, inputs, need_weights, deadline)
         try:
-            done = await self._state.scheduler.submit(
-                Job(model.engine, model.artifact.layer, inputs, need_weights, deadline)
-            )
+            with self._ended_when_client_leaves():
+                done = await self._state.scheduler.submit(job)
         except ServiceError:
             model.statistics.failed(time.perf_counter() - self._arrived)
             raise
@@ -100,6 +113,41 @@ class Inference:
             self._state.metrics.stage_seconds.observe((stage,), seconds)
         total_s = time.perf_counter() - self._arrived
         model.statistics.answered(batch, self._calls, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
+
+    def _hold_answer(self, inputs: AttentionInputs, layer: Layer, need_weights: bool) -> None:
+        """Counts the answer as held, or refuses to make it."""
+        num_bytes = answer_bytes(inputs, layer, need_weights=need_weights)
+        most_bytes = self._state.settings.max_answer_bytes
+        if num_bytes > most_bytes:
+            what = "output and weights" if need_weights else "output"
+            raise AnswerTooLarge(f"{what} take {num_bytes} bytes, the limit is {most_bytes} (max_answer_bytes)")
+        self.held.grow_to(self.held.num_bytes + num_bytes)
+
+    @contextmanager
+    def _ended_when_client_leaves(self) -> Iterator[None]:
+        """Lets what is awaited inside end with `ClientDisconnect` once nobody waits for the answer."""
+        extension = self._scope.get("extensions", {}).get(ON_LEAVE)
+        task = asyncio.current_task()
+        if extension is None or task is None:
+            yield
+            return
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        extension["watch"](leave)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            task.uncancel()
+            raise ClientDisconnect from None
+        finally:
+            extension["watch"](None)
 
     def _count(self, inputs: AttentionInputs, done: Done) -> None:
         metrics = self._state.metrics

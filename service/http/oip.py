@@ -7,6 +7,7 @@ from typing import Final, final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from service.admission import Held
 from service.artifact import Layer
 from service.codec import Body, Chunk
 from service.codec.oip import InferRequest, InferResponse, decode_request, encode_response
@@ -33,10 +34,14 @@ class OipInferEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every `ServiceError` goes up to the boundary, which answers it."""
-        headers, inference = Headers(scope=scope), Inference(self._state, scope, send)
-        inference.check_key(headers)
+        with self._state.admission.holding() as held:
+            await self._answer(Inference(self._state, scope, send, held), scope, receive)
+
+    async def _answer(self, inference: Inference, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        inference.check(headers)
         model = self._state.served().find(scope["path_params"]["model"], scope["path_params"].get("version"))
-        body = await self._read(scope, headers, receive)
+        body = await self._read(scope, headers, receive, inference.held)
         header_length = _header_length(headers)
         request, inputs = await inference.decode(
             _kind(header_length), len(body), lambda: _decode(body, header_length, model.artifact.layer)
@@ -47,15 +52,18 @@ class OipInferEndpoint:
         form = _BINARY if all(request.outputs.values()) else _JSON
         response = await inference.encode(form, output, lambda done: encode_response(name, version, request, done))
         inference.record(model, len(inputs.queries))
-        await _answer(inference, response, answer_encoding(headers))
+        await _send_answer(inference, response, answer_encoding(headers))
 
-    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Body:
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive, held: Held) -> Body:
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding not in ("identity", *ENCODINGS):
             raise UnsupportedMediaType(f"Content-Encoding: got {encoding[:64]!r}, want {' or '.join(ENCODINGS)}")
         max_bytes = self._state.settings.max_body_bytes
-        body = await read_body(scope, headers, receive, max_bytes)
-        return body if encoding == "identity" else await asyncio.to_thread(inflate, body, encoding, max_bytes)
+        body = await read_body(scope, headers, receive, self._state.body_limits, held)
+        if encoding == "identity":
+            return body
+        held.grow_to(held.num_bytes + max_bytes)  # what it inflates to is known when it has
+        return await asyncio.to_thread(inflate, body, encoding, max_bytes)
 
 
 def answer_encoding(headers: Headers) -> str | None:
@@ -84,7 +92,7 @@ def _decode(body: Body, header_length: int | None, layer: Layer) -> tuple[InferR
     return request, AttentionInputs.parse(request.tensors, layer)
 
 
-async def _answer(inference: Inference, response: InferResponse, encoding: str | None) -> None:
+async def _send_answer(inference: Inference, response: InferResponse, encoding: str | None) -> None:
     chunks: Sequence[Chunk] = response.chunks
     headers: list[tuple[str, str]] = []
     if encoding is not None:

@@ -30,9 +30,10 @@ def oip_routes(state: ServerState) -> APIRouter:
 
 
 def _add_server(router: APIRouter, state: ServerState) -> None:
-    @router.get("/health/live")
+    @router.get("/health/live", responses=NOT_YET)
     async def oip_live() -> dict[str, bool]:
-        """200 as long as the process answers."""
+        """200 unless only a restart can help."""
+        state.check_live()
         return {"live": True}
 
     @router.get("/health/ready", responses=NOT_YET)

@@ -6,38 +6,88 @@ length is read by the kernel into the one buffer that it is then decoded in.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import httptools
-import numpy as np
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.codec import Body, Chunk
-from service.errors import MalformedBody
+from service.errors import MalformedBody, Overloaded, ServiceError, TooSlow
 from service.http.boundary import new_request_id
 from service.http.errors import error_response
-from service.http.extensions import READ_WHOLE, RESPOND
+from service.http.extensions import ON_LEAVE, READ_WHOLE, RESPOND
+from service.http.streams import Filler, HeadWithBody
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a client may do with a connection.
+
+    Attributes:
+        max_connections: that are open at once.
+        max_head_bytes: of a request's line and headers.
+        head_timeout_s: seconds for them to come.
+        min_body_rate: bytes a second at which a body has to come; 0 for no limit.
+    """
+
+    max_connections: int
+    max_head_bytes: int
+    head_timeout_s: float
+    min_body_rate: int
 
 
 @final
 class Protocol(HttpToolsProtocol):
-    """Offers `READ_WHOLE` to the application, and answers what is no HTTP with 400 `malformed_body`.
+    """Offers the extensions to the application, holds clients to the limits, and answers what is no HTTP with 400.
 
     `on_closed` is called when the connection has ended, if it is set.
     """
 
     on_closed: Callable[[], None] | None = None
+    _on_leave: Callable[[], None] | None = None
+    _refusal: ServiceError | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _awaits_head = True
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._limits = limits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
-        self._writer = _HeadWithBody(transport)
+        self._writer = HeadWithBody(transport)
+        most = self._limits.max_connections
+        if len(self.connections) > most:
+            self._refuse(Overloaded(f"{most} connections are open, the limit (max_connections); retry later", 1))
+            return
+        self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._give_up_on_head)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of requests have come."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if not self._awaits_head or self.transport.is_closing():
+            return
+        # The head goes on beyond this piece; that of a connection's later requests has no timer yet.
+        self._head_bytes += len(data)
+        if self._head_bytes > self._limits.max_head_bytes:
+            self._refuse(self._too_long())
+        elif self._head_timer is None and self._head_bytes:
+            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._give_up_on_head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         super().connection_lost(exc)
+        self._stop_head_timer()
+        if self._on_leave is not None:
+            self._on_leave()
         if self.on_closed is not None:
             self.on_closed()
 
@@ -46,13 +96,25 @@ class Protocol(HttpToolsProtocol):
         self._writer.flush()
         super().on_response_complete()
 
+    def on_message_begin(self) -> None:
+        """The parser has the first byte of a request."""
+        super().on_message_begin()
+        self._awaits_head, self._head_bytes = True, 0
+
     def on_headers_complete(self) -> None:
         """The parser has a request's head."""
+        self._awaits_head = False
+        self._stop_head_timer()
+        head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if head_bytes > self._limits.max_head_bytes:
+            self._refusal = self._too_long()
+            raise self._refusal  # through the parser, which then takes the request for none
         super().on_headers_complete()
         # The application starts in the event loop's next round, so it finds this.
         self.cycle.transport = self._writer  # type: ignore[assignment]
         self.cycle.scope["extensions"] = {
             READ_WHOLE: {"read": partial(self.read_whole, self.cycle)},
+            ON_LEAVE: {"watch": partial(self.watch, self.cycle)},
             RESPOND: {"respond": partial(self.respond, self.cycle)},
         }
 
@@ -61,6 +123,7 @@ class Protocol(HttpToolsProtocol):
 
         Raises:
             ClientDisconnect: the client left before the end.
+            TooSlow: the body comes too slowly.
         """
         if cycle.waiting_for_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -71,12 +134,22 @@ class Protocol(HttpToolsProtocol):
         cycle.message_event.clear()
         if not cycle.more_body:
             return arrived
-        filler = _Filler(self, num_bytes, arrived, self.loop.create_future())
+        filler = Filler(self, num_bytes, arrived, self._limits.min_body_rate)
         self._switch_to(filler)
         body = await filler.full
         cycle.more_body = False
         cycle.message_event.clear()
         return body
+
+    def watch(self, cycle: RequestResponseCycle, on_leave: Callable[[], None] | None) -> None:
+        """What to do when the client of a request leaves; None for nothing more. Requests of a connection take turns.
+
+        Raises:
+            ClientDisconnect: it has left already.
+        """
+        if on_leave is not None and cycle.disconnected:
+            raise ClientDisconnect
+        self._on_leave = on_leave
 
     async def respond(
         self, cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]], chunks: Sequence[Chunk]
@@ -107,12 +180,37 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Sends the answer; `msg` is uvicorn's own, which says no more than that the request is invalid."""
+        self._refuse(self._refusal or MalformedBody(f"request: {msg.rstrip('.')}; want HTTP/1.1"))
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Answers outside of any request, and closes the connection."""
+        self._stop_head_timer()
         request_id = new_request_id()
-        response = error_response(MalformedBody(f"request: {msg.rstrip('.')}; want HTTP/1.1"), request_id)
-        headers = [*response.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
-        head = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + bytes(response.body))
+        response = error_response(error, request_id)
+        extra = [(b"x-request-id", request_id.encode())]
+        if b"connection" not in dict(response.raw_headers):
+            extra.append((b"connection", b"close"))
+        head = b"".join(b"%b: %b\r\n" % header for header in (*response.raw_headers, *extra))
+        self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
         self.transport.close()
+
+    def _give_up_on_head(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self._head_bytes:
+            self._refuse(TooSlow(f"request: no head within {self._limits.head_timeout_s:g} s (head_timeout_s)"))
+        else:
+            self.transport.close()  # nothing was asked, so there is nothing to answer
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_long(self) -> MalformedBody:
+        most = self._limits.max_head_bytes
+        return MalformedBody(f"request: its line and headers are longer than {most} bytes (max_head_bytes)")
 
     def take_back(self) -> None:
         """The body is there: what comes now is another request."""
@@ -126,71 +224,3 @@ class Protocol(HttpToolsProtocol):
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
-
-
-@final
-class _HeadWithBody:
-    """A transport that writes the head of an answer together with what follows it.
-
-    Two writes would be two packets, each of which wakes the client up: that costs more than decoding a small request.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self.is_closing = transport.is_closing
-        self._transport = transport
-        self._head: bytes | None = None
-
-    def flush(self) -> None:
-        """Writes a head that nothing has followed."""
-        if self._head is not None:
-            self._transport.write(self._head)
-            self._head = None
-
-    def close(self) -> None:
-        """Closes the transport once everything is written."""
-        self.flush()
-        self._transport.close()
-
-    def write(self, data: bytes) -> None:
-        """Writes it, or keeps it until the next if it is a head that a body will follow."""
-        if self._head is not None:
-            self._transport.writelines((self._head, data))
-            self._head = None
-        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100":
-            self._head = data
-        else:
-            self._transport.write(data)
-
-
-@final
-class _Filler(asyncio.BufferedProtocol):
-    """Stands in for a protocol until a body is full. The transport never reads further than its end."""
-
-    def __init__(self, owner: Protocol, num_bytes: int, arrived: bytearray, full: "asyncio.Future[memoryview]") -> None:
-        self.full = full
-        self._owner = owner
-        # Not zeroed: pages come as they are written, so memory follows what arrives, not what was announced.
-        self._body = np.empty(num_bytes, np.uint8).data
-        self._body[: len(arrived)] = arrived
-        self._filled = len(arrived)
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        return self._body[self._filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        if self._filled == len(self._body):
-            self._owner.take_back()
-            if not self.full.done():
-                self.full.set_result(self._body)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.connection_lost(exc)
-        if not self.full.done():
-            self.full.set_exception(ClientDisconnect())
-
-    def pause_writing(self) -> None:
-        self._owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._owner.resume_writing()

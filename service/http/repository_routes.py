@@ -8,7 +8,7 @@ import structlog
 from fastapi import APIRouter, Path, Request
 
 from service.errors import InvalidParameter, MalformedBody
-from service.http.body import read_body
+from service.http.body import BodyLimits, read_body
 from service.http.oip_views import index_entry
 from service.http.siblings import load, unload
 from service.http.state import ServerState
@@ -43,7 +43,9 @@ def repository_routes(state: ServerState) -> APIRouter:
     async def admitted(request: Request) -> dict[str, Any]:
         if state.api_keys is not None:
             state.api_keys.check(request.headers)
-        return _payload(bytes(await read_body(request.scope, request.headers, request.receive, _MAX_BODY_BYTES)))
+        limits = BodyLimits(_MAX_BODY_BYTES, state.settings.min_body_rate)
+        with state.admission.holding() as held:
+            return _payload(bytes(await read_body(request.scope, request.headers, request.receive, limits, held)))
 
     @router.post("/index", openapi_extra=_BODY)
     async def oip_index(request: Request) -> list[dict[str, Any]]:

@@ -25,14 +25,18 @@ def read_routes(state: ServerState) -> APIRouter:
 
 
 def _add_health(router: APIRouter, state: ServerState) -> None:
-    @router.get("/health/live", tags=["health"])
+    @router.get("/health/live", tags=["health"], responses=NOT_YET)
     async def live() -> dict[str, bool]:
-        """200 as long as the process answers; a server that does not should be restarted."""
+        """200 unless only a restart can help: 503 once a GPU computes no more."""
+        state.check_live()
         return {"live": True}
 
     @router.get("/health/ready", tags=["health"], responses=NOT_YET)
     async def ready() -> dict[str, bool]:
-        """200 while new requests are welcome; 503 while models load and from the moment the server is told to stop."""
+        """200 while new requests are welcome.
+
+        503 while models load, from the moment the server is told to stop, and while an engine call does not return.
+        """
         state.check_ready()
         return {"ready": True}
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Final, final
 
@@ -12,11 +13,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.errors import StartupError
-from service.http.protocol import Protocol
+from service.http.protocol import ConnectionLimits, Protocol
 from service.http.siblings import handlers
 from service.http.state import ServerState
 from service.processes.board import Seat
 from service.processes.sibling import NoSiblings, Sibling
+from service.settings import Settings
 
 _log = structlog.get_logger(__name__)
 _BACKLOG: Final = 2048
@@ -77,7 +79,9 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, state: ServerState, seat: Seat | None) -> None:
-        super().__init__(_config(state))
+        num_processes = 1 if seat is None else seat.board.num_seats
+        super().__init__(_config(state, num_processes))
+        self._make_protocol = _protocol(state.settings, num_processes)
         self.failed = False
         self._state = state
         self._seat = seat
@@ -132,7 +136,7 @@ class _Server(uvicorn.Server):
                 return
 
     async def _adopt(self, seat: Seat, connection: socket.socket) -> None:
-        protocol = Protocol(self.config, self.server_state, self.lifespan.state)
+        protocol = self._make_protocol(self.config, self.server_state, self.lifespan.state)
         protocol.on_closed = lambda: seat.board.count_closed(seat.index)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
@@ -141,17 +145,27 @@ class _Server(uvicorn.Server):
             protocol.on_closed()
 
 
-def _config(state: ServerState) -> uvicorn.Config:
+def _protocol(settings: Settings, num_processes: int) -> Callable[..., Protocol]:
+    limits = ConnectionLimits(
+        max_connections=-(-settings.max_connections // num_processes),
+        max_head_bytes=settings.max_head_bytes,
+        head_timeout_s=settings.head_timeout_s,
+        min_body_rate=settings.min_body_rate,
+    )
+    return partial(Protocol, limits=limits)
+
+
+def _config(state: ServerState, num_processes: int) -> uvicorn.Config:
     return uvicorn.Config(
         app="",
         loop="uvloop",
-        http=Protocol,
+        http=_protocol(state.settings, num_processes),  # type: ignore[arg-type]  # a class, or what makes its objects
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=state.settings.keep_alive_s,
         timeout_graceful_shutdown=max(1, round(state.settings.drain_timeout_s)),
     )

@@ -1,18 +1,23 @@
 """What the routes share. One instance a server, typed; nothing here is global."""
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
+from service.admission import Admission
 from service.catalog import Catalog
 from service.codec import Codec
 from service.engine.device import Device
 from service.errors import Draining, NotReady
 from service.http.access import ApiKeys
+from service.http.body import BodyLimits
 from service.library import Library
 from service.metrics import Metrics
 from service.processes.sibling import Siblings
 from service.scheduler import Scheduler
 from service.settings import Settings
+
+# Nobody waits for longer than the time-out, and no call is meant to take more than a fraction of this.
+_STUCK_S: Final = 5.0
 
 
 @final
@@ -27,11 +32,17 @@ class ServerState:
     device: Device
     codecs: dict[str, Codec]
     metrics: Metrics
+    admission: Admission
     scheduler: Scheduler
     api_keys: ApiKeys | None
     library: Library
     siblings: Siblings = field(init=False)
     draining: bool = field(default=False)
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        """Of an inference request."""
+        return BodyLimits(self.settings.max_body_bytes, self.settings.min_body_rate)
 
     def served(self) -> Catalog:
         """The catalog.
@@ -52,12 +63,29 @@ class ServerState:
             labels = (artifact.name, str(artifact.version), artifact.digest, self.device.name)
             self.metrics.model_info.labels(*labels).set(1)
 
+    def check_live(self) -> None:
+        """Refuses where only a new process can help.
+
+        Raises:
+            NotReady: a device computes no more.
+        """
+        if not self.library.is_loaded:
+            return
+        for model in self.served():
+            if model.engine.fault is not None:
+                name = f"{model.artifact.name}/{model.artifact.version}"
+                raise NotReady(f"{name}: its device computes no more; the server's log has the reason")
+
     def check_ready(self) -> None:
         """Refuses unless new requests are welcome.
 
         Raises:
             NotReady, Draining: as their names say.
         """
+        self.check_live()
+        stuck_s = self.scheduler.longest_call_s
+        if stuck_s > self.settings.timeout_ms / 1000 + _STUCK_S:
+            raise NotReady(f"an engine call has not returned for {stuck_s:.0f} s")
         if self.draining:
             raise Draining("the server is about to end; send new requests elsewhere")
         self.served()

@@ -33,8 +33,16 @@ class Limits(BaseModel):
     """What the server takes."""
 
     max_body_bytes: int
+    max_answer_bytes: int
+    max_connections: int
+    max_head_bytes: int
+    head_timeout_s: float
+    min_body_rate: int
+    keep_alive_s: int
     timeout_ms: int
-    max_queue: int
+    max_queue_ms: int
+    max_queue_bytes: int
+    workspace_bytes: int
 
 
 @final
@@ -86,8 +94,6 @@ def model_view(model: ServedModel, device: Device, settings: Settings) -> ModelV
         parity=ParityView(
             limit=manifest.parity.limit, max_error=manifest.parity.max_error, cases=len(manifest.parity.cases)
         ),
-        limits=Limits(
-            max_body_bytes=settings.max_body_bytes, timeout_ms=settings.timeout_ms, max_queue=settings.max_queue
-        ),
+        limits=Limits(**{name: getattr(settings, name) for name in Limits.model_fields}),
         media_types=list(MEDIA_TYPES),
     )

@@ -51,10 +51,20 @@ def keyed(tmp_path_factory: Make, seeds_repository: Path) -> Iterator[ServerProc
 
 
 @pytest.fixture(scope="module")
+def modest(tmp_path_factory: Make, seeds_repository: Path) -> Iterator[ServerProcess]:
+    """A server that gives short answers: one token's output, and no weight more."""
+    log = tmp_path_factory.mktemp("modest") / "log"
+    with serving(log, "--models", str(seeds_repository), "--max-answer-bytes", "400") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def slow(tmp_path_factory: Make, seeds_repository: Path) -> Iterator[ServerProcess]:
     """A server that computes one request at a time, slowly, and lets none wait."""
     log = tmp_path_factory.mktemp("slow") / "log"
-    with serving_fake(log, "slow", "--models", str(seeds_repository), "--workers", "1", "--max-queue", "0") as server:
+    with serving_fake(
+        log, "slow", "--models", str(seeds_repository), "--workers", "1", "--max-queue-ms", "0"
+    ) as server:
         yield server
 
 
@@ -178,6 +188,7 @@ CASES: dict[str, tuple[int, str, Produce]] = {
     "method_not_allowed": (405, "server", lambda server: server.client.delete("/v1/attention")),
     "not_acceptable": (406, "server", lambda server: ask(server, Accept="image/png")),
     "body_too_large": (413, "server", too_large),
+    "answer_too_large": (413, "modest", lambda server: ask(server, query="model=attention&need_weights=true")),
     "unsupported_media_type": (415, "server", lambda server: ask(server, **{"Content-Encoding": "gzip"})),
     "invalid_shape": (422, "server", lambda server: ask(server, {"queries": [[[0.5] * 99]]})),
     "invalid_dtype": (422, "server", lambda server: ask(server, {"queries": [[["0.5"] * 100]]})),
@@ -212,6 +223,13 @@ def test_retry_after(slow: ServerProcess) -> None:
     assert response.status_code == 429
     assert response.headers["retry-after"].isdecimal()
     assert int(response.headers["retry-after"]) >= 1
+
+
+def test_answer_that_is_just_short_enough(modest: ServerProcess) -> None:
+    """An answer of exactly the limit is given; the message of one beyond has both numbers."""
+    assert ask(modest).status_code == 200
+    response = ask(modest, query="model=attention&need_weights=true")
+    check_refused(response, (413, "answer_too_large"), "output and weights take 420 bytes, the limit is 400")
 
 
 class TestKeys:
@@ -336,6 +354,31 @@ class TestLife:
         for path in ("/health/live", "/health/startup", "/metrics", "/v1/models"):
             assert draining.client.get(path).status_code == 200
         assert ask(draining).status_code == 200
+
+
+class TestHealth:
+    def test_device_that_computes_no_more(self, tmp_path: Path, seeds_repository: Path) -> None:
+        """After an error that stays, the server is neither live nor ready, and says so without naming a path."""
+        with serving_fake(tmp_path / "log", "poisoned", "--models", str(seeds_repository)) as server:
+            assert ask(server).status_code == 200
+            assert server.client.get("/health/live").status_code == 200
+            assert ask(server).status_code == 500
+            for path in ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"):
+                check_refused(server.client.get(path), (503, "not_ready"), "its device computes no more")
+            assert server.client.get("/health/startup").status_code == 200
+
+    def test_call_that_does_not_return(self, tmp_path: Path, seeds_repository: Path) -> None:
+        """A server whose call hangs beyond all time-outs is not ready until it returns; it stays live."""
+        gate = tmp_path / "gate"
+        flags = ("--models", str(seeds_repository), "--timeout-ms", "100", "--workers", "1")
+        with serving_fake(tmp_path / "log", "hanging", *flags, GATE=str(gate)) as server:
+            check_refused(ask(server), (504, "deadline_exceeded"))
+            assert server.client.get("/health/ready").status_code == 200
+            answered(server, "/health/ready", 503)
+            check_refused(server.client.get("/health/ready"), (503, "not_ready"), "an engine call has not returned for")
+            assert server.client.get("/health/live").status_code == 200
+            gate.touch()
+            answered(server, "/health/ready", 200)
 
 
 class TestDeadline:

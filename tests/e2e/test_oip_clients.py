@@ -335,7 +335,7 @@ class TestErrors:
 
     def test_overloaded(self, tmp_path: Path, seeds_repository: Path, tensors: Tensors) -> None:
         """A full queue arrives as 429."""
-        flags = ("--models", str(seeds_repository), "--workers", "1", "--max-queue", "0")
+        flags = ("--models", str(seeds_repository), "--workers", "1", "--max-queue-ms", "0")
         with serving_fake(tmp_path / "log", "slow", *flags) as server:
             address = server.url.removeprefix("http://")
             patient, refused = (Client(tritonclient.http.aio, address) for _ in range(2))

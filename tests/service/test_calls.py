@@ -1,6 +1,7 @@
 """Which calls are made of what waits, and where: on the event loop, shared, or tile by tile. No test sleeps."""
 
 import asyncio
+import math
 import sys
 import threading
 from typing import final
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.admission import Admission
 from service.calls import SMALL_S
 from service.cost import CostModel, row_flops
 from service.engine import Engine, EngineCall, EngineResult, Floats, Projected
-from service.errors import DeadlineExceeded, EngineFailure, Overflow
+from service.errors import DeadlineExceeded, EngineFailure, Internal, Overflow
 from service.planner import Limits
 from service.run import Done, Job
 from service.scheduler import Scheduler
@@ -64,7 +66,7 @@ class TestSmall:
         """While every worker computes something long, small ones are answered by the event loop, each in its turn."""
 
         async def test(clock: Clock) -> None:
-            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            pool, gated = scheduler(clock), GatedEngine()
             long = submitted(pool, job(gated, clock.time() + HOUR_S))
             await started(gated)
             small = [pool.submit(job(EngineOf(answer_of, SMALL), clock.time() + HOUR_S, mark)) for mark in range(count)]
@@ -86,7 +88,7 @@ class TestSmall:
                 threads.add(threading.current_thread().name)
                 return answer_of(call)
 
-            pool, engine = scheduler(clock, max_queue=97), EngineOf(note, SMALL)
+            pool, engine = scheduler(clock), EngineOf(note, SMALL)
             answers = await asyncio.gather(*(pool.submit(job(engine, clock.time() + HOUR_S, n)) for n in range(13)))
             assert [mark_of(done) for done in answers] == list(range(13))
             assert threads == {"engine-0"}
@@ -115,7 +117,7 @@ class TestSmall:
         """What the engine raises on the event loop is that job's failure, and its place is free again."""
 
         async def test(clock: Clock) -> None:
-            pool = scheduler(clock, max_queue=0)
+            pool = scheduler(clock)
             with pytest.raises(EngineFailure):
                 await pool.submit(job(EngineOf(_raise(MemoryError()), SMALL), clock.time() + HOUR_S))
             with pytest.raises(Overflow):
@@ -132,7 +134,9 @@ class TestShared:
 
         async def test(clock: Clock) -> None:
             seen = Seen()
-            pool, engine = Scheduler(Slots(1, 1, NoOthers()), 97, 2**62, seen, clock.time), GatedEngine(SHARED)
+            admission = Admission(1, math.inf, math.inf, clock.time)
+            pool = Scheduler(Slots(1, 1, NoOthers()), admission, 2**62, seen, clock.time)
+            engine = GatedEngine(SHARED)
             first = submitted(pool, job(engine, clock.time() + HOUR_S, 0))
             await started(engine)
             others = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(1, 8)]
@@ -154,7 +158,7 @@ class TestShared:
         """Jobs of two engines are never in one call, however cheap that would be."""
 
         async def test(clock: Clock) -> None:
-            pool = scheduler(clock, max_queue=97)
+            pool = scheduler(clock)
             gated, one, two = GatedEngine(SHARED), GatedEngine(SHARED), GatedEngine(SHARED)
             one.gate.set()
             two.gate.set()
@@ -181,7 +185,7 @@ class TestShared:
                     raise RuntimeError("out of memory")
                 return answer_of(call)
 
-            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            pool, gated = scheduler(clock), GatedEngine()
             engine = EngineOf(fail_on_five, SHARED)
             first = submitted(pool, job(gated, clock.time() + HOUR_S))
             await started(gated)
@@ -205,7 +209,7 @@ class TestShared:
                 result.output[call.queries[:, 0, 0] == 5] = np.inf
                 return result
 
-            pool, gated = scheduler(clock, max_queue=97), GatedEngine()
+            pool, gated = scheduler(clock), GatedEngine()
             engine = EngineOf(overflow_on_five, SHARED)
             first = submitted(pool, job(gated, clock.time() + HOUR_S))
             await started(gated)
@@ -229,7 +233,7 @@ class TestCrowd:
 
         async def test(clock: Clock) -> None:
             small_and_shared = CostModel.linear(call_s=SMALL_S / 2, flop_s=0.0)
-            pool, engine = scheduler(clock, workers=2, max_queue=97), EngineOf(answer_of, small_and_shared)
+            pool, engine = scheduler(clock, workers=2), EngineOf(answer_of, small_and_shared)
 
             async def client(first: int) -> None:
                 for mark in range(first, first + 200):
@@ -250,7 +254,8 @@ class TestTiled:
 
         async def test(clock: Clock) -> None:
             seen = Seen()
-            pool = Scheduler(Slots(2, 2, NoOthers()), 97, 2**62, seen, clock.time)
+            admission = Admission(2, math.inf, math.inf, clock.time)
+            pool = Scheduler(Slots(2, 2, NoOthers()), admission, 2**62, seen, clock.time)
             engine = ProjectingEngine(CostModel.linear(0.0, 0.19 / row_flops(LAYER, 89, 97)))
             done = await pool.submit(tiled_job(engine, clock.time() + HOUR_S))
             assert engine.attended_early == 0
@@ -269,6 +274,8 @@ class TestTiled:
 @final
 class ProjectingEngine:
     """Projects keys to their position, and attends to the queries' own mark once every key is there."""
+
+    fault = None
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
@@ -303,9 +310,78 @@ def tiled_job(engine: Engine, deadline: float) -> Job:
     return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
 
 
+class TestDefect:
+    def test_costs_its_requests_and_nothing_else(self) -> None:
+        """Where the service itself breaks around a call, those in it are told, and the thread goes on."""
+
+        async def test(clock: Clock) -> None:
+            seen = BreakingOnce()
+            admission = Admission(1, math.inf, math.inf, clock.time)
+            pool = Scheduler(Slots(1, 1, NoOthers()), admission, 2**62, seen, clock.time)
+            engine = EngineOf(answer_of)
+            threads = threading.active_count()
+            with pytest.raises(Internal, match="internal error"):
+                await pool.submit(job(engine, clock.time() + HOUR_S))
+            for mark in range(3):
+                assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, mark))) == mark
+            assert threading.active_count() == threads + 1
+            assert admission.wait_s == 0
+            pool.close()
+
+        run(test)
+
+    @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()], ids=repr)
+    def test_whatever_an_engine_raises_is_that_calls_failure(self, error: BaseException) -> None:
+        """Also what would end a thread."""
+
+        async def test(clock: Clock) -> None:
+            pool = scheduler(clock)
+            for _ in range(3):
+                with pytest.raises(EngineFailure):
+                    await pool.submit(job(EngineOf(_raise(error)), clock.time() + HOUR_S))
+            assert mark_of(await pool.submit(job(EngineOf(answer_of), clock.time() + HOUR_S, 7))) == 7
+            pool.close()
+
+        run(test)
+
+    def test_says_for_how_long_a_call_runs(self) -> None:
+        """The oldest of those that run now, and nothing when none does."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock), GatedEngine()
+            assert pool.longest_call_s == 0
+            waiting = submitted(pool, job(engine, clock.time() + 10 * HOUR_S))
+            await started(engine)
+            clock.move(HOUR_S)
+            assert pool.longest_call_s == pytest.approx(HOUR_S, abs=10)
+            engine.gate.set()
+            await waiting
+            await settled()
+            assert pool.longest_call_s == 0
+            pool.close()
+
+        run(test)
+
+
+@final
+class BreakingOnce:
+    """An observer with a defect that shows the first time."""
+
+    def __init__(self) -> None:
+        self._broken = False
+
+    def called(self, release: str, rows: int) -> None:
+        """A call."""
+        if not self._broken:
+            self._broken = True
+            raise ZeroDivisionError
+
+
 @final
 class CountingEngine:
-    """Counts the queries and keys of every call, and holds no two calls to be too small to share one."""
+    """Counts the queries and keys of every call."""
+
+    fault = None
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
@@ -353,10 +429,12 @@ class TestWaste:
         engine = CountingEngine(cost)
 
         async def test(clock: Clock) -> None:
-            pool = Scheduler(Slots(workers, workers, NoOthers()), 97, limits.workspace_bytes, Seen(), clock.time)
+            admission = Admission(workers, math.inf, math.inf, clock.time)
+            slots = Slots(workers, workers, NoOthers())
+            pool = Scheduler(slots, admission, limits.workspace_bytes, Seen(), clock.time)
             requests = [packed_request(LAYER, seed) for seed in seeds]
             jobs = [
-                Job(engine, LAYER, AttentionInputs.parse(request.wire(), LAYER), need_weights, clock.time() + HOUR_S)
+                Job(engine, LAYER, AttentionInputs.parse(request.wire(), LAYER), need_weights, clock.time() + 1e12)
                 for request in requests
             ]
             done = await asyncio.gather(*map(pool.submit, jobs))

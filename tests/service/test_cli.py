@@ -103,13 +103,13 @@ main(["inspect", {str(repository / "odd" / "1")!r}])
 class TestPrintSettings:
     def test_shows_each_with_its_origin(self) -> None:
         """`mha serve --print-settings` shows every setting, its effective value, its origin and its variable."""
-        result = mha("serve", "--print-settings", "--port", "1013", "--models", "elsewhere", MHA_MAX_QUEUE="11")
+        result = mha("serve", "--print-settings", "--port", "1013", "--models", "elsewhere", MHA_MAX_QUEUE_MS="11")
         assert result.exit_code == 0
         rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()}
         assert list(rows) == list(Settings.model_fields)
         assert rows["port"] == ["1013", "flag", "MHA_PORT"]
         assert rows["models"] == ["elsewhere", "flag", "MHA_MODELS"]
-        assert rows["max_queue"] == ["11", "environment", "MHA_MAX_QUEUE"]
+        assert rows["max_queue_ms"] == ["11", "environment", "MHA_MAX_QUEUE_MS"]
         assert rows["timeout_ms"] == ["30000", "default", "MHA_TIMEOUT_MS"]
         assert rows["api_keys_file"] == ["default", "MHA_API_KEYS_FILE"]
 

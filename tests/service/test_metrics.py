@@ -1,5 +1,7 @@
 """What Prometheus reads."""
 
+from dataclasses import dataclass
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,12 +18,21 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
     }
 
 
+@dataclass(frozen=True)
+class Queue:
+    """A queue, as far as metrics tell of it."""
+
+    waiting: int
+    wait_s: float = 0.25
+    held_bytes: int = 17
+
+
 class TestExposition:
     def test_counts_what_it_was_told(self) -> None:
         """Counters, gauges and histograms come out under their public names, with their labels."""
         metrics = Metrics()
         metrics.requests.add(("/v1/attention", "POST", "200", "ok"), 7)
-        metrics.queued.set(3)
+        metrics.show(Queue(3))
         metrics.workers.set(2)
         metrics.ready.set(1)
         metrics.request_seconds.observe(("/v1/attention",), 0.003)
@@ -94,5 +105,5 @@ class TestExposition:
     def test_instances_share_nothing(self) -> None:
         """Two servers in one process count for themselves."""
         first, second = Metrics(), Metrics()
-        first.queued.set(5)
+        first.show(Queue(5))
         assert samples(second)["mha_queue_requests", ()] == 0

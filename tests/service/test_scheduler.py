@@ -1,6 +1,7 @@
 """The queue and its workers, with engines that wait for the test. No test sleeps: time is moved by hand."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, final
@@ -8,6 +9,7 @@ from typing import Any, final
 import numpy as np
 import pytest
 
+from service.admission import Admission
 from service.cost import CostModel, row_flops
 from service.engine import Engine, EngineCall, EngineResult
 from service.errors import DeadlineExceeded, Draining, EngineFailure, Overflow, Overloaded
@@ -112,9 +114,10 @@ def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
         runner.run(asyncio.wait_for(test(loop), HOUR_S * 1000))
 
 
-def scheduler(clock: Clock, workers: int = 1, max_queue: int = 1) -> Scheduler:
+def scheduler(clock: Clock, workers: int = 1, most_wait_s: float = math.inf) -> Scheduler:
     """A scheduler on that clock."""
-    return Scheduler(Slots(workers, workers, NoOthers()), max_queue, 2**62, Seen(), clock.time)
+    admission = Admission(workers, most_wait_s, math.inf, clock.time)
+    return Scheduler(Slots(workers, workers, NoOthers()), admission, 2**62, Seen(), clock.time)
 
 
 def submitted(scheduler: Scheduler, job: Job) -> "asyncio.Task[Done]":
@@ -143,7 +146,7 @@ class TestAnswer:
         """Whoever waits gets the answer to what they asked, in whatever order workers come to it."""
 
         async def test(clock: Clock) -> None:
-            pool = scheduler(clock, workers=3, max_queue=97)
+            pool = scheduler(clock, workers=3)
             engine = EngineOf(answer_of)
             jobs = [job(engine, clock.time() + HOUR_S, mark) for mark in range(89)]
             answers = await asyncio.gather(*(pool.submit(job) for job in jobs))
@@ -180,7 +183,7 @@ class TestAnswer:
         """As many calls run side by side as there are workers."""
 
         async def test(clock: Clock) -> None:
-            pool, engine = scheduler(clock, workers=3, max_queue=0), GatedEngine()
+            pool, engine = scheduler(clock, workers=3, most_wait_s=0), GatedEngine()
             tasks = [submitted(pool, job(engine, clock.time() + HOUR_S)) for _ in range(3)]
             for _ in tasks:
                 await started(engine)
@@ -193,59 +196,68 @@ class TestAnswer:
 
 class TestQueue:
     def test_full_is_overloaded(self) -> None:
-        """With every worker and every place in the queue taken, the next is refused and nothing else is disturbed."""
+        """Who would wait for too long is refused, and nothing else is disturbed."""
 
         async def test(clock: Clock) -> None:
-            pool, engine = scheduler(clock, workers=2, max_queue=3), GatedEngine()
-            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(5)]
+            # Each takes 1.7 ms, two at a time: the seventh would wait for 5.1 ms.
+            pool, engine = scheduler(clock, workers=2, most_wait_s=5e-3), GatedEngine()
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(6)]
             await settled()
-            with pytest.raises(Overloaded, match="3 requests are waiting, the limit is 3; retry later") as refused:
+            with pytest.raises(
+                Overloaded, match=r"waits for 0.0051 s, the limit is 0.005 s \(max_queue_ms\)"
+            ) as refused:
                 await pool.submit(job(engine, clock.time() + HOUR_S))
             assert refused.value.retry_after_s == 1
-            assert pool.queued == 3
             engine.gate.set()
-            assert [mark_of(done) for done in await asyncio.gather(*tasks)] == list(range(5))
-            assert len(engine.calls) == 5
-            assert pool.queued == 0
+            assert [mark_of(done) for done in await asyncio.gather(*tasks)] == list(range(6))
+            assert len(engine.calls) == 6
             pool.close()
 
         run(test)
 
-    def test_of_length_0_takes_as_many_as_there_are_workers(self) -> None:
-        """max_queue 0 means that nobody waits."""
+    def test_of_no_time_takes_as_many_as_there_are_workers(self) -> None:
+        """A limit of 0 means that nobody waits."""
 
         async def test(clock: Clock) -> None:
-            pool, engine = scheduler(clock, max_queue=0), GatedEngine()
-            first = submitted(pool, job(engine, clock.time() + HOUR_S))
+            pool, engine = scheduler(clock, workers=2, most_wait_s=0), GatedEngine()
+            tasks = [submitted(pool, job(engine, clock.time() + HOUR_S)) for _ in range(2)]
             await settled()
-            with pytest.raises(Overloaded, match="the limit is 0"):
+            with pytest.raises(Overloaded):
                 await pool.submit(job(engine, clock.time() + HOUR_S))
             engine.gate.set()
-            await first
+            await asyncio.gather(*tasks)
             assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, 7))) == 7
             pool.close()
 
         run(test)
 
-    def test_retry_after_follows_the_time_calls_take(self) -> None:
-        """When calls take long, so does the wait that is advised: the queue's length times the mean, by worker."""
+    def test_one_large_request_weighs_as_much_as_its_parts(self) -> None:
+        """What counts is work: behind one request of many milliseconds waits who would wait behind several."""
 
         async def test(clock: Clock) -> None:
-            pool, gated = scheduler(clock, max_queue=5), GatedEngine()
-
-            def slow(call: EngineCall) -> EngineResult:
-                clock.move(100)
-                return answer_of(call)
-
-            for _ in range(50):  # the mean moves a tenth of the way each time
-                await pool.submit(job(EngineOf(slow), clock.time() + HOUR_S))
-            tasks = [submitted(pool, job(gated, clock.time() + HOUR_S)) for _ in range(6)]
+            pool, engine = scheduler(clock, most_wait_s=4e-3), GatedEngine(WORK)
+            large = submitted(pool, large_job(engine, clock.time() + HOUR_S))
             await settled()
-            with pytest.raises(Overloaded) as refused:
-                await pool.submit(job(gated, clock.time() + HOUR_S))
-            assert 490 <= refused.value.retry_after_s <= 510
-            gated.gate.set()
-            await asyncio.gather(*tasks)
+            with pytest.raises(Overloaded):
+                await pool.submit(job(engine, clock.time() + HOUR_S))
+            engine.gate.set()
+            await large
+            pool.close()
+
+        run(test)
+
+
+class TestHopeless:
+    def test_request_whose_time_cannot_suffice_is_refused_at_once(self) -> None:
+        """Work of many times the time that is left is not begun; the message has both."""
+
+        async def test(clock: Clock) -> None:
+            pool, engine = scheduler(clock, workers=2), GatedEngine(CostModel.linear(call_s=100.0, flop_s=0.0))
+            with pytest.raises(DeadlineExceeded, match=r"takes about 50 s on 2 workers, and has (20|19.*) s"):
+                await pool.submit(job(engine, clock.time() + 20))
+            assert engine.calls == []
+            engine.gate.set()
+            await pool.submit(job(engine, clock.time() + 30))  # a cost model may be off
             pool.close()
 
         run(test)
@@ -261,11 +273,11 @@ class TestDeadline:
             await started(engine)
             late = submitted(pool, job(engine, clock.time() + 1, mark=5))
             await settled()
-            assert pool.queued == 1
+            assert pool.admission.waiting == 1
             clock.move(2)
             with pytest.raises(DeadlineExceeded, match="time ran out before it was computed; raise timeout_ms"):
                 await late
-            assert pool.queued == 0
+            assert pool.admission.waiting == 0
             engine.gate.set()
             await first
             pool.close()
@@ -278,7 +290,8 @@ class TestDeadline:
 
         async def test(_: Clock) -> None:
             now = [0.0]  # the scheduler's own time, of which the event loop knows nothing
-            pool, engine = Scheduler(Slots(1, 1, NoOthers()), 1, 2**62, Seen(), lambda: now[0]), GatedEngine()
+            admission = Admission(1, math.inf, math.inf, lambda: now[0])
+            pool, engine = Scheduler(Slots(1, 1, NoOthers()), admission, 2**62, Seen(), lambda: now[0]), GatedEngine()
             first = submitted(pool, job(engine, deadline=2 * HOUR_S))
             await started(engine)
             late = submitted(pool, job(engine, deadline=HOUR_S, mark=5))
@@ -297,7 +310,7 @@ class TestDeadline:
         """A client whose time is up gets its answer, but the worker is not free before the engine is."""
 
         async def test(clock: Clock) -> None:
-            pool, engine = scheduler(clock, max_queue=0), GatedEngine()
+            pool, engine = scheduler(clock, most_wait_s=0), GatedEngine()
             slow = submitted(pool, job(engine, clock.time() + 1))
             await started(engine)
             clock.move(2)
@@ -363,7 +376,7 @@ class TestClientThatLeft:
         """A job that is cancelled while it runs holds its worker until the engine is done."""
 
         async def test(clock: Clock) -> None:
-            pool, engine = scheduler(clock, max_queue=0), GatedEngine()
+            pool, engine = scheduler(clock, most_wait_s=0), GatedEngine()
             left = submitted(pool, job(engine, clock.time() + HOUR_S))
             await started(engine)
             left.cancel()
@@ -401,7 +414,7 @@ class TestClientThatLeft:
         """Of two requests whose rows are scattered over calls, one that leaves takes all of its own and no other."""
 
         async def test(clock: Clock) -> None:
-            pool, engine = scheduler(clock, workers=2, max_queue=97), GatedEngine(WORK)
+            pool, engine = scheduler(clock, workers=2), GatedEngine(WORK)
             busy = [submitted(pool, job(engine, clock.time() + HOUR_S)) for _ in range(2)]
             await started(engine)
             await started(engine)
@@ -420,7 +433,7 @@ class TestClientThatLeft:
         run(test)
 
 
-def _raise(error: Exception) -> Callable[[EngineCall], EngineResult]:
+def _raise(error: BaseException) -> Callable[[EngineCall], EngineResult]:
     def run(_: EngineCall) -> EngineResult:
         raise error
 
@@ -440,7 +453,7 @@ class TestFailure:
         """Whatever the engine raises is an EngineFailure that tells nothing of it; the next job is answered."""
 
         async def test(clock: Clock) -> None:
-            pool = scheduler(clock, max_queue=0)
+            pool = scheduler(clock, most_wait_s=0)
             with pytest.raises(EngineFailure) as failed:
                 await pool.submit(job(EngineOf(fail), clock.time() + HOUR_S))
             assert str(failed.value) == "the engine failed on this request; the server's log has the reason"
@@ -457,7 +470,7 @@ class TestFailure:
             pool = scheduler(clock)
             with pytest.raises(Overflow):
                 await pool.submit(job(EngineOf(lambda call: answer_of(call, value)), clock.time() + HOUR_S))
-            assert pool.queued == 0
+            assert pool.admission.waiting == 0
             pool.close()
 
         run(test)
@@ -528,7 +541,7 @@ class TestLargeRequest:
             with pytest.raises(EngineFailure):
                 await pool.submit(large_job(engine, clock.time() + HOUR_S))
             assert len(calls) == 2
-            assert pool.queued == 0
+            assert pool.admission.waiting == 0
             assert mark_of(await pool.submit(job(engine, clock.time() + HOUR_S, 7))) == 7
             pool.close()
 
@@ -558,7 +571,7 @@ class TestClose:
 
         async def test(clock: Clock) -> None:
             before = set(threading.enumerate())
-            pool, engine = scheduler(clock, max_queue=1), GatedEngine()
+            pool, engine = scheduler(clock), GatedEngine()
             running = submitted(pool, job(engine, clock.time() + HOUR_S))
             await started(engine)
             queued = submitted(pool, job(engine, clock.time() + HOUR_S, mark=5))

@@ -12,7 +12,7 @@ from service.settings import Settings, environment_name, flag_name, load_setting
 class TestNames:
     @pytest.mark.parametrize("setting", list(Settings.model_fields))
     def test_flag_and_variable_follow_from_the_setting(self, setting: str) -> None:
-        """`max_queue` is `--max-queue` and `MHA_MAX_QUEUE`, and so on for every setting."""
+        """`max_queue_ms` is `--max-queue-ms` and `MHA_MAX_QUEUE_MS`, and so on for every setting."""
         assert flag_name(setting) == "--" + "-".join(setting.split("_"))
         assert environment_name(setting) == f"MHA_{setting.upper()}"
 
@@ -34,10 +34,10 @@ class TestPrecedence:
 
     def test_flag_over_environment_over_default(self) -> None:
         """A flag wins over the environment, the environment over the default; each value knows its origin."""
-        loaded = load_settings({"port": 1013}, {"MHA_PORT": "1019", "MHA_MAX_QUEUE": "11"})
+        loaded = load_settings({"port": 1013}, {"MHA_PORT": "1019", "MHA_MAX_QUEUE_MS": "11"})
         settings, origins = loaded.settings, loaded.origins
         assert (settings.port, origins["port"]) == (1013, "flag")
-        assert (settings.max_queue, origins["max_queue"]) == (11, "environment")
+        assert (settings.max_queue_ms, origins["max_queue_ms"]) == (11, "environment")
         assert (settings.workers, origins["workers"]) == (0, "default")
 
     def test_environment_is_read_as_the_settings_types(self) -> None:
@@ -82,8 +82,15 @@ BAD_VALUES = [
     pytest.param("device", "tpu", "'auto', 'cpu' or 'cuda'", id="device"),
     pytest.param("workers", -1, "greater than or equal to 0", id="workers"),
     pytest.param("threads_per_call", -1, "greater than or equal to 0", id="threads_per_call"),
-    pytest.param("max_queue", -1, "greater than or equal to 0", id="max_queue"),
+    pytest.param("max_queue_ms", -1, "greater than or equal to 0", id="max_queue_ms"),
+    pytest.param("max_queue_bytes", 0, "greater than or equal to 1", id="max_queue_bytes"),
+    pytest.param("max_answer_bytes", 0, "greater than or equal to 1", id="max_answer_bytes"),
     pytest.param("max_body_bytes", 0, "greater than or equal to 1", id="max_body_bytes"),
+    pytest.param("max_connections", 0, "greater than or equal to 1", id="max_connections"),
+    pytest.param("max_head_bytes", 255, "greater than or equal to 256", id="max_head_bytes"),
+    pytest.param("head_timeout_s", 0, "greater than 0", id="head_timeout_s"),
+    pytest.param("min_body_rate", -1, "greater than or equal to 0", id="min_body_rate"),
+    pytest.param("keep_alive_s", -1, "greater than or equal to 0", id="keep_alive_s"),
     pytest.param("timeout_ms", 0, "greater than or equal to 1", id="timeout_ms"),
     pytest.param("timeout_ms", 2.5, "integer", id="timeout_ms_fraction"),
     pytest.param("drain_delay_s", -0.1, "greater than or equal to 0", id="drain_delay_s"),

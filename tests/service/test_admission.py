@@ -1,0 +1,164 @@
+"""Who may come in: by the work that waits, at the pace that it goes, and by the bytes that are held."""
+
+import math
+from contextlib import suppress
+
+import pytest
+
+from service.admission import Admission
+from service.errors import Overloaded
+
+
+class Clock:
+    """Time that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock."""
+    return Clock()
+
+
+def door(clock: Clock, *, workers: int = 2, most_wait_s: float = 1.0, most_bytes: float = math.inf) -> Admission:
+    """An admission on that clock."""
+    return Admission(workers, most_wait_s, most_bytes, clock)
+
+
+def work_through(admission: Admission, clock: Clock, work_s: float, took_s: float, times: int) -> None:
+    """Lets so many pieces of work be done by two workers, each in `took_s`, while one more always waits."""
+    for _ in range(3):
+        admission.enter(work_s)
+    for _ in range(times):
+        clock.now += took_s / 2
+        admission.leave(work_s, done=True)
+        admission.enter(work_s)
+    for _ in range(3):
+        admission.leave(work_s, done=True)
+
+
+class TestWait:
+    def test_nobody_waits_while_a_worker_is_free(self, clock: Clock) -> None:
+        """However long what runs takes, the last worker is there for who comes."""
+        admission = door(clock)
+        admission.enter(1e6)
+        assert admission.wait_s == 0
+        admission.enter(1e-3)
+        assert admission.wait_s > 1
+
+    def test_is_the_work_by_the_number_of_workers(self, clock: Clock) -> None:
+        """Until more is known, each worker does a second of work in a second."""
+        admission = door(clock)
+        for _ in range(4):
+            admission.enter(0.3)
+        assert admission.wait_s == pytest.approx(0.6)
+        assert admission.waiting == 2
+
+    def test_refuses_beyond_the_limit_and_says_when_to_come_back(self, clock: Clock) -> None:
+        """The advice is the wait, in whole seconds; one who leaves makes room."""
+        admission = door(clock)
+        for _ in range(3):
+            admission.enter(0.9)
+        with pytest.raises(Overloaded, match=r"waits for 1.35 s, the limit is 1 s \(max_queue_ms\)") as refused:
+            admission.enter(0.001)
+        assert refused.value.retry_after_s == 2
+        for _ in range(2):
+            admission.leave(0.9, done=False)
+        admission.enter(0.001)
+
+    def test_one_that_is_larger_than_the_limit_is_let_in_where_nobody_waits(self, clock: Clock) -> None:
+        """The bound is on what stands before a request, not on the request."""
+        admission = door(clock)
+        admission.enter(50)
+        admission.enter(50)
+        with pytest.raises(Overloaded):
+            admission.check()
+
+    def test_is_none_when_all_have_left(self, clock: Clock) -> None:
+        """Sums that do not come out even leave nothing behind."""
+        admission = door(clock)
+        for _ in range(1000):
+            for _ in range(3):
+                admission.enter(0.1)
+            for _ in range(3):
+                admission.leave(0.1, done=True)
+        admission.enter(0)
+        admission.enter(0)
+        assert admission.wait_s == 0
+
+
+class TestPace:
+    def test_slower_than_the_model_means_longer(self, clock: Clock) -> None:
+        """Where work takes three times as long as it should, so does the wait for it."""
+        admission = door(clock)
+        work_through(admission, clock, work_s=0.1, took_s=0.3, times=200)
+        for _ in range(4):
+            admission.enter(0.1)
+        assert admission.wait_s == pytest.approx(0.6, rel=0.05)
+
+    def test_faster_than_the_model_means_shorter(self, clock: Clock) -> None:
+        """As where small requests share calls."""
+        admission = door(clock)
+        work_through(admission, clock, work_s=0.4, took_s=0.2, times=200)
+        for _ in range(4):
+            admission.enter(0.4)
+        assert admission.wait_s == pytest.approx(0.4, rel=0.05)
+
+    def test_idle_time_says_nothing(self, clock: Clock) -> None:
+        """A worker that had nothing to do was not slow."""
+        admission = door(clock)
+        for _ in range(50):
+            admission.enter(0.1)
+            clock.now += 10
+            admission.leave(0.1, done=True)
+            clock.now += 10
+        for _ in range(4):
+            admission.enter(0.3)
+        assert admission.wait_s == pytest.approx(0.6)
+
+    def test_work_that_was_dropped_was_not_done(self, clock: Clock) -> None:
+        """Clients that leave do not make workers look fast."""
+        admission = door(clock)
+        for _ in range(3):
+            admission.enter(0.1)
+        for _ in range(200):
+            clock.now += 0.1  # in which two workers could do two
+            for done in (True, False):
+                admission.leave(0.1, done=done)
+                admission.enter(0.1)
+        assert admission.wait_s == pytest.approx(0.3, rel=0.05)
+
+
+class TestBytes:
+    def test_are_held_until_a_request_is_over(self, clock: Clock) -> None:
+        """A body grows, an answer is added, and all of it goes at the end, also of a request that failed."""
+        admission = door(clock, most_bytes=100)
+        with suppress(ValueError), admission.holding() as held:
+            held.grow_to(30)
+            held.grow_to(20)  # it never shrinks
+            held.grow_to(50)
+            assert admission.held_bytes == 50
+            raise ValueError
+        assert admission.held_bytes == 0
+
+    def test_beyond_the_limit_who_comes_later_is_refused(self, clock: Clock) -> None:
+        """The message has all three numbers; what was held before still is."""
+        admission = door(clock, most_bytes=100)
+        with admission.holding() as first, admission.holding() as second:
+            first.grow_to(70)
+            with pytest.raises(Overloaded, match=r"70 bytes of other requests are held and 31 more .* limit is 100"):
+                second.grow_to(31)
+            second.grow_to(30)
+            assert admission.held_bytes == 100
+
+    def test_one_may_hold_more_when_nobody_else_holds_any(self, clock: Clock) -> None:
+        """Else there would be requests that never fit although their body may be as long."""
+        admission = door(clock, most_bytes=100)
+        with admission.holding() as held:
+            held.grow_to(150)
+            assert admission.held_bytes == 150
