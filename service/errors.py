@@ -1,6 +1,6 @@
 """Every way a request or a start-up can fail, drawn on the arrows of the data flow.
 
-    HTTP request -> route        NotFound MethodNotAllowed Unauthorized ModelNotFound InvalidParameter
+    HTTP request -> route        NotFound MethodNotAllowed Unauthorized Forbidden ModelNotFound InvalidParameter
       -> codec chosen            UnsupportedMediaType NotAcceptable
       -> body read               BodyTooLarge TooSlow
       -> Codec.decode            MalformedBody (InvalidShape InvalidDtype where a format can say so)
@@ -44,6 +44,12 @@ class Unauthorized(ServiceError):
     """Keys are required, and the request carries none or a wrong one."""
 
     code = "unauthorized"
+
+
+class Forbidden(ServiceError):
+    """The key is known, and not good for this."""
+
+    code = "forbidden"
 
 
 class NotFound(ServiceError):

@@ -95,7 +95,14 @@ class Settings(BaseModel):
         30.0, ge=0, allow_inf_nan=False, description="After the drain delay, seconds for accepted requests to finish."
     )
     api_keys_file: Path | None = Field(
-        None, description="File of `name:sha256` lines; if set, inference and the repository need a key."
+        None, description="File of `name:sha256` or `name:sha256:infer,repository` lines; if set, a key is needed."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file with the certificate, and those that lead to a root; with tls_key, serves HTTPS."
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
+    cors_origins: str | None = Field(
+        None, description="Origins whose pages may use the API in a browser, separated by commas; * is every one."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["auto", "json", "console"] = Field(

@@ -16,8 +16,8 @@ from service.engine import Engine, Recall, find_out_anew
 from service.engine.device import Device, check_wheels, choose_device, is_installed, missing_for_cuda
 from service.engine.pinned import CudaHost, PinnedMemory
 from service.errors import StartupError
-from service.http.access import ApiKeys
 from service.http.app import create_app
+from service.http.secrets import Secrets
 from service.http.server import bind, log_listening, serve
 from service.http.state import ServerState
 from service.library import EngineFactory, Library
@@ -55,20 +55,20 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
         raise StartupError(f"processes: got {settings.processes}, want 1: one process, and one queue, serve a GPU")
     repository = Repository(settings.models)
     artifacts = repository.read_all()
-    keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
+    secrets = Secrets.read(settings)
     sock = bind(settings.host, settings.port)
-    log_listening(sock)
+    log_listening(sock, "http" if secrets.tls is None else "https")
     num_processes = settings.processes or _default_processes(device, _workers(settings, device))
     if num_processes == 1:
         library = Library(repository, make_engine or _engines(device, settings))
-        state = server_state(settings, device, library, keys)
+        state = server_state(settings, device, library, secrets)
         return serve(state, sock, lambda give_up: create_app(state, lambda: library.start(artifacts), give_up))
 
     notebook = Notebook()
 
     def serve_at(seat: Seat) -> bool:
         library = Library(repository, make_engine or _engines(device, settings, notebook.recall))
-        state = server_state(settings, device, library, keys, seat)
+        state = server_state(settings, device, library, secrets, seat)
 
         def load() -> None:
             # What is stored may have changed since the process died that this one replaces.
@@ -81,7 +81,7 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
 
 
 def server_state(
-    settings: Settings, device: Device, library: Library, api_keys: ApiKeys | None, seat: Seat | None = None
+    settings: Settings, device: Device, library: Library, secrets: Secrets, seat: Seat | None = None
 ) -> ServerState:
     """The parts that the routes of one process share, before any model is loaded."""
     metrics = Metrics()
@@ -100,7 +100,7 @@ def server_state(
         metrics=metrics,
         admission=admission,
         scheduler=Scheduler(slots, admission, settings.workspace_bytes, metrics),
-        api_keys=api_keys,
+        secrets=secrets,
         library=library,
     )
 

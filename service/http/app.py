@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from service.errors import StartupError
 from service.http.attention import AttentionEndpoint
 from service.http.boundary import Boundary
+from service.http.cors import Cors
 from service.http.dispatch import Dispatch
 from service.http.errors import from_http_exception, from_validation_error
 from service.http.oip import OIP_INFER_ROUTES, OipInferEndpoint
@@ -59,7 +60,9 @@ def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[
     app.include_router(repository_routes(state))
     add_pages(app)
     install_openapi(app, state)
-    return Dispatch(app, inference, state.metrics)
+    dispatch = Dispatch(app, inference, state.metrics)
+    origins = [origin.strip() for origin in (state.settings.cors_origins or "").split(",") if origin.strip()]
+    return Cors(dispatch, origins) if origins else dispatch
 
 
 def _lifespan(

@@ -52,11 +52,11 @@ class Inference:
         """Refuses what need not be read to be refused.
 
         Raises:
-            Unauthorized: keys are required and the request has none that is known.
+            Unauthorized, Forbidden: keys are required and the request has none that is known, and good for this.
             Overloaded: it would wait for too long.
         """
-        if self._state.api_keys is not None:
-            self._state.api_keys.check(headers)
+        if self._state.secrets.api_keys is not None:
+            self._state.secrets.api_keys.check(headers, "infer")
         self._state.admission.check()
 
     async def decode(self, media_type: str, size_bytes: int, work: Callable[[], _T]) -> _T:

@@ -28,6 +28,7 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     for status, description in (
         (400, "malformed_body, invalid_parameter"),
         (401, "unauthorized"),
+        (403, "forbidden"),
         (404, "model_not_found"),
         (413, "body_too_large"),
         (422, "invalid_artifact"),
@@ -41,8 +42,8 @@ def repository_routes(state: ServerState) -> APIRouter:
     router = APIRouter(prefix="/v2/repository", tags=["Open Inference Protocol"], responses=_ERRORS)
 
     async def admitted(request: Request) -> dict[str, Any]:
-        if state.api_keys is not None:
-            state.api_keys.check(request.headers)
+        if state.secrets.api_keys is not None:
+            state.secrets.api_keys.check(request.headers, "repository")
         limits = BodyLimits(_MAX_BODY_BYTES, state.settings.min_body_rate)
         with state.admission.holding() as held:
             return _payload(bytes(await read_body(request.scope, request.headers, request.receive, limits, held)))

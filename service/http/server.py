@@ -1,6 +1,7 @@
 """uvicorn with our way to start and to end: a socket bound with a clear error, and a drain on SIGTERM."""
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -65,10 +66,10 @@ def serve(
     return not server.failed
 
 
-def log_listening(sock: socket.socket) -> None:
+def log_listening(sock: socket.socket, scheme: str) -> None:
     """Says where the server is."""
     host, port = sock.getsockname()[:2]
-    _log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    _log.info("listening", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 @final
@@ -110,11 +111,15 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._seat is not None:
-            self._seat.deal.settimeout(0)
-            asyncio.get_running_loop().add_reader(self._seat.deal, self._take_dealt, self._seat)
+        if self._seat is None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._state.secrets.reload)
+            return
+        self._seat.deal.settimeout(0)
+        asyncio.get_running_loop().add_reader(self._seat.deal, self._take_dealt, self._seat)
 
     async def on_tick(self, counter: int) -> bool:
+        if self._seat is not None:
+            self._seat.board.beat(self._seat.index)
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -139,7 +144,7 @@ class _Server(uvicorn.Server):
         protocol = self._make_protocol(self.config, self.server_state, self.lifespan.state)
         protocol.on_closed = lambda: seat.board.count_closed(seat.index)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, ssl=self.config.ssl)
         except OSError:  # the client has left already
             connection.close()
             protocol.on_closed()
@@ -156,6 +161,7 @@ def _protocol(settings: Settings, num_processes: int) -> Callable[..., Protocol]
 
 
 def _config(state: ServerState, num_processes: int) -> uvicorn.Config:
+    tls = state.secrets.tls
     return uvicorn.Config(
         app="",
         loop="uvloop",
@@ -166,6 +172,7 @@ def _config(state: ServerState, num_processes: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context,
         timeout_keep_alive=state.settings.keep_alive_s,
         timeout_graceful_shutdown=max(1, round(state.settings.drain_timeout_s)),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from service.http.state import ServerState
-from service.processes.messages import COMMIT, DISCARD, DRAIN, END, PREPARE
+from service.processes.messages import COMMIT, DISCARD, DRAIN, END, PREPARE, RELOAD
 from service.processes.sibling import Handlers
 
 METRICS: Final = "metrics"
@@ -51,12 +51,15 @@ def handlers(state: ServerState, drain: Callable[[], None], end: Callable[[], No
     async def stop_being_ready(_: Any) -> None:
         drain()
 
+    async def reload(_: Any) -> None:
+        state.secrets.reload()
+
     async def stop(_: Any) -> None:
         end()
 
     return {
         METRICS: metrics, STATISTICS: statistics, PREPARE: prepare, COMMIT: commit, DISCARD: discard,
-        DRAIN: stop_being_ready, END: stop,
+        DRAIN: stop_being_ready, RELOAD: reload, END: stop,
     }  # fmt: skip
 
 

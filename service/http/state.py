@@ -8,8 +8,8 @@ from service.catalog import Catalog
 from service.codec import Codec
 from service.engine.device import Device
 from service.errors import Draining, NotReady
-from service.http.access import ApiKeys
 from service.http.body import BodyLimits
+from service.http.secrets import Secrets
 from service.library import Library
 from service.metrics import Metrics
 from service.processes.sibling import Siblings
@@ -34,7 +34,7 @@ class ServerState:
     metrics: Metrics
     admission: Admission
     scheduler: Scheduler
-    api_keys: ApiKeys | None
+    secrets: Secrets
     library: Library
     siblings: Siblings = field(init=False)
     draining: bool = field(default=False)

@@ -21,10 +21,11 @@ class Board:
 
     def __init__(self, num_seats: int) -> None:
         self.num_seats = num_seats
-        self._cells = memoryview(mmap.mmap(-1, _CELL_BYTES * (1 + 3 * num_seats))).cast("q")
+        self._cells = memoryview(mmap.mmap(-1, _CELL_BYTES * (1 + 4 * num_seats))).cast("q")
         self._ready = self._cells[1 : 1 + num_seats]
         self._running = self._cells[1 + num_seats : 1 + 2 * num_seats]
-        self._closed = self._cells[1 + 2 * num_seats :]
+        self._closed = self._cells[1 + 2 * num_seats : 1 + 3 * num_seats]
+        self._beats = self._cells[1 + 3 * num_seats :]
 
     @property
     def started(self) -> bool:
@@ -42,7 +43,7 @@ class Board:
 
     def clear(self, seat: int) -> None:
         """A new process takes the seat."""
-        self._ready[seat] = self._running[seat] = self._closed[seat] = 0
+        self._ready[seat] = self._running[seat] = self._closed[seat] = self._beats[seat] = 0
 
     def is_ready(self, seat: int) -> bool:
         """Whether that process is."""
@@ -59,6 +60,14 @@ class Board:
     def count_closed(self, seat: int) -> None:
         """One more of its connections has."""
         self._closed[seat] += 1
+
+    def beat(self, seat: int) -> None:
+        """A process has come round once more."""
+        self._beats[seat] += 1
+
+    def beats(self, seat: int) -> int:
+        """How often it has."""
+        return self._beats[seat]
 
     def set_running(self, seat: int, calls: int) -> None:
         """How many engine calls a process computes at this moment."""

@@ -22,6 +22,7 @@ PREPARE: Final = "prepare"
 COMMIT: Final = "commit"
 DISCARD: Final = "discard"
 DRAIN: Final = "drain"
+RELOAD: Final = "reload"
 END: Final = "end"
 READY: Final = "ready"
 

@@ -20,7 +20,7 @@ import structlog
 from service.errors import NotReady
 from service.processes import messages
 from service.processes.board import Board, Seat
-from service.processes.messages import CHANGE, COMMIT, DISCARD, DRAIN, END, PREPARE, READY, Message
+from service.processes.messages import CHANGE, COMMIT, DISCARD, DRAIN, END, PREPARE, READY, RELOAD, Message
 
 Serve = Callable[[Seat], bool]
 """Serves at a seat until told to stop; whether it ended as it should."""
@@ -33,6 +33,8 @@ _REPLY_S: Final = 2.0
 _CHANGE_S: Final = 120.0
 # A process that dies again and again is replaced ever more slowly.
 _LONGEST_PAUSE_S: Final = 30.0
+# A process whose event loop has not come round for so long does nothing any more, and its clients wait for nothing.
+_HUNG_S: Final = 30.0
 # What is still there so long after the time to finish has run out is killed.
 _GRACE_S: Final = 5.0
 
@@ -50,6 +52,8 @@ class _Child:
     dealt: int = 0
     unread: bytearray = field(default_factory=bytearray)
     told_ready: bool = False
+    beats: int = 0
+    beat_at: float = field(default_factory=time.monotonic)
 
 
 @final
@@ -111,7 +115,7 @@ class Parent:
         self._signalled.settimeout(0)
         self._listener.settimeout(0)
         wake_before = signal.set_wakeup_fd(self._signalled.fileno())
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
         before = {number: signal.signal(number, lambda *_: None) for number in handled}
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -186,6 +190,7 @@ class Parent:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent passes it on
             for other in self._children.values():
                 other.deal.close()
                 other.pipe.close()
@@ -204,6 +209,8 @@ class Parent:
         for number in self._signals.recv(64):
             if number == signal.SIGCHLD:
                 self._bury()
+            elif number == signal.SIGHUP:
+                self._tell(self._children.values(), RELOAD)
             elif self._stop_at is None:
                 self._stop_at = time.monotonic() + self._drain_delay_s
                 self._kill_at = self._stop_at + self._drain_timeout_s + _GRACE_S
@@ -269,6 +276,7 @@ class Parent:
 
     def _pause_s(self) -> float | None:
         moments = [one.until for one in self._rounds.values()]
+        moments += [child.beat_at + _HUNG_S for child in self._children.values()]
         if self._stop_at is None:
             moments += self._replace_at.values()
         elif self._is_accepting:
@@ -278,6 +286,8 @@ class Parent:
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _on_time(self, now: float) -> None:
+        for child in [child for child in self._children.values() if now >= child.beat_at + _HUNG_S]:
+            self._listen_to_heart(child, now)
         for number in [number for number, one in self._rounds.items() if now >= one.until]:
             self._end(number)
         if self._stop_at is None:
@@ -291,6 +301,13 @@ class Parent:
             for child in self._children.values():
                 _log.error("a process did not end and is killed", pid=child.pid)
                 os.kill(child.pid, signal.SIGKILL)
+
+    def _listen_to_heart(self, child: _Child, now: float) -> None:
+        beats = self._board.beats(child.seat)
+        if beats == child.beats:
+            _log.error("a process hangs and is killed", pid=child.pid, silent_seconds=_HUNG_S)
+            os.kill(child.pid, signal.SIGKILL)  # SIGCHLD says when it is over
+        child.beats, child.beat_at = beats, now
 
     def _stop_accepting(self) -> None:
         # A process reads everything it was dealt before it sees the end of it.

@@ -7,6 +7,7 @@ import pytest
 from service import start as starting
 from service.engine.device import Device
 from service.errors import StartupError
+from service.http.secrets import Secrets
 from service.library import Library
 from service.repository import Repository
 from service.settings import Settings
@@ -16,7 +17,7 @@ from service.start import server_state, start
 def workers(settings: Settings, device: Device, models: Path) -> float:
     """How many engine calls at once a server says that it makes."""
     state = server_state(
-        settings, device, Library(Repository(models), lambda _: pytest.fail("nothing is loaded")), None
+        settings, device, Library(Repository(models), lambda _: pytest.fail("nothing is loaded")), Secrets()
     )
     return state.metrics.workers._value.get()  # type: ignore[no-any-return]  # of the gauge, which has no reader
 

@@ -56,3 +56,10 @@ def test_a_process_that_does_not_answer(case: str) -> None:
     assert of(lines, 0)[-2] == SILENT
     assert of(lines, 1)[:2] == ["prepare", "discard"]
     assert f"0 metrics [1{'' if case == 'sleeps' else ', 2'}]" in lines
+
+
+def test_a_process_that_hangs() -> None:
+    """One whose event loop does not come round is killed and replaced; those that do are left alone."""
+    lines = said("hangs")
+    assert of(lines, 2) == ["replaced"]
+    assert not [line for line in lines if line[0] in "01"]

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class Toy:
 
     def __init__(self, seat: Seat, case: str) -> None:
         self.seat = seat
+        self.of_all = case
         self.case = case if seat.index == NUM - 1 else "behaves"
         self.over = asyncio.Event()
         self.sibling = Sibling(
@@ -72,9 +74,15 @@ class Toy:
     async def live(self) -> None:
         """A child's life; the first one asks for two changes when all are ready."""
         await self.sibling.open()
+        beating = asyncio.create_task(self.beat())
+        if self.seat.replaces and self.of_all == "hangs":
+            self.say("replaced")
+            os.kill(os.getppid(), signal.SIGTERM)
         if not self.seat.replaces:
             self.sibling.note_ready({})
-        if self.seat.index == 0:
+        if self.case == "hangs" and not self.seat.replaces:
+            time.sleep(3600)  # noqa: ASYNC251  # that is the case
+        if self.seat.index == 0 and self.of_all != "hangs":
             while not self.sibling.started:  # noqa: ASYNC110  # the page of numbers tells nobody
                 await asyncio.sleep(0.01)
             self.say(f"metrics {sorted(await self.sibling.ask('metrics'))}")
@@ -82,6 +90,13 @@ class Toy:
                 self.say(outcome)
             os.kill(os.getppid(), signal.SIGTERM)
         await self.over.wait()
+        beating.cancel()
+
+    async def beat(self) -> None:
+        """Comes round now and then."""
+        while True:
+            self.seat.board.beat(self.seat.index)
+            await asyncio.sleep(0.05)
 
 
 async def changed(sibling: Sibling, name: str) -> str:
@@ -98,6 +113,7 @@ def main(case: str) -> None:
     configure_logging("info", "json")
     parent._CHANGE_S = 0.5  # type: ignore[misc]
     parent._REPLY_S = 0.5  # type: ignore[misc]
+    parent._HUNG_S = 1.0  # type: ignore[misc]
 
     def serve(seat: Seat) -> bool:
         asyncio.run(Toy(seat, case).live())
