@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 EXTRA ?= cpu
 
-.PHONY: help serve test check bench bench-gpu format clean
+.PHONY: help serve test check bench bench-gpu chaos format clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ check: $(VENV)/.dev  ## Lint, types, the direction of imports, spelling.
 bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants wrk), and put the table into the README.
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers.table
+
+chaos: $(VENV)/.dev  ## Misuse a real server on loopback, and account for every request (4 minutes).
+	$(BIN)/python -m tests.chaos
 
 bench-gpu: $(VENV)/.dev  ## Measure what a GPU gives; wants EXTRA=gpu, and a machine with one.
 	$(BIN)/mha export --num-hiddens 512 --num-heads 8 --seed 0 --out .bench/gpu --name attention --version 1 --force

@@ -1,5 +1,6 @@
 """Engines that misbehave on purpose, at the `Engine` seam, and a server around one: `python -m tests.fakes slow`."""
 
+import itertools
 import os
 import sys
 import time
@@ -67,6 +68,21 @@ class PoisonedEngine(Unprojecting):
         return EngineResult(np.zeros_like(call.queries), None)
 
 
+class FlakyEngine(Unprojecting):
+    """Answers zeros, and fails every third time."""
+
+    cost = NOTHING
+
+    def __init__(self) -> None:
+        self._calls = itertools.count(1)
+
+    def run(self, call: EngineCall) -> EngineResult:
+        time.sleep(0.002)
+        if next(self._calls) % 3 == 0:
+            raise RuntimeError("out of memory")
+        return EngineResult(np.zeros_like(call.queries), None)
+
+
 class HangingEngine(Unprojecting):
     """Does not return from a call until the file named by `GATE` is there."""
 
@@ -108,6 +124,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "failing": FailingEngine,
     "defective": DefectiveEngine,
     "poisoned": PoisonedEngine,
+    "flaky": FlakyEngine,
     "hanging": HangingEngine,
     "gated": gated_engine,
     "refusing": refused_engine,

@@ -1,0 +1,178 @@
+"""Clients that account for every request: answered and right, refused with a code, or broken."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+from urllib.parse import urlsplit
+
+import numpy as np
+from safetensors.numpy import load, save
+
+_RELATIVE: Final = 1e-5
+_LIMIT_S: Final = 60.0
+
+
+@final
+@dataclass(frozen=True)
+class Question:
+    """A request, and what may be answered: the output of each model version that may be served."""
+
+    body: bytes
+    right: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, queries: np.ndarray, *right: np.ndarray) -> "Question":
+        """Self-attention of these queries."""
+        return cls(save({"queries": queries}), right)
+
+    def is_right(self, content: bytes) -> bool:
+        """Whether an answer is that of one version, whole."""
+        got = load(content)["output"]
+        return any(
+            got.shape == want.shape and float(np.abs(got - want).max()) <= _RELATIVE * float(np.abs(want).max())
+            for want in self.right
+        )
+
+
+@final
+@dataclass
+class Account:
+    """What became of the requests that were sent."""
+
+    sent: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    answered_s: list[float] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        """With 200, and right."""
+        return self.outcomes["answered"]
+
+    def is_complete(self) -> bool:
+        """Whether each has exactly one outcome."""
+        return self.sent == sum(self.outcomes.values())
+
+    def only(self, *outcomes: str) -> bool:
+        """Whether nothing else has happened than these, and answers."""
+        return set(self.outcomes) <= {"answered", *outcomes}
+
+    def p99_s(self) -> float:
+        """Of the answers, from when each was sent."""
+        return float(np.quantile(self.answered_s, 0.99)) if self.answered_s else 0.0
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
+        return f"{self.sent} sent: {parts}"
+
+
+@final
+class Clients:
+    """Asks one server, over connections that are kept or not."""
+
+    def __init__(self, url: str, questions: Sequence[Question], *, keep_alive: bool = True) -> None:
+        address = urlsplit(url)
+        self._address = (address.hostname or "", address.port or 0)
+        self._questions = questions
+        self._keep_alive = keep_alive
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.account = Account()
+
+    async def closed_loop(self, connections: int, seconds: float) -> float:
+        """Answers a second with so many connections, each asking again when it has its answer."""
+        until = time.perf_counter() + seconds
+        before = self.account.answered
+
+        async def client(number: int) -> None:
+            while time.perf_counter() < until:
+                await self.ask(number)
+                number += 1
+
+        await asyncio.gather(*(client(number) for number in range(connections)))
+        return (self.account.answered - before) / seconds
+
+    async def open_loop(self, rate: float, seconds: float) -> float:
+        """Answers a second where so many requests come each second, whatever becomes of those before."""
+        before = self.account.answered
+        began = time.perf_counter()
+        tasks: set[asyncio.Task[None]] = set()
+        for number in range(int(rate * seconds)):
+            pause_s = began + number / rate - time.perf_counter()
+            if pause_s > 0 or number % 16 == 0:
+                await asyncio.sleep(max(0.0, pause_s))
+            task = asyncio.create_task(self.ask(number))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        last_s = time.perf_counter() - began
+        in_time = self.account.answered - before
+        await asyncio.gather(*tasks)
+        return in_time / last_s
+
+    async def ask(self, number: int) -> None:
+        """One request, and its outcome."""
+        question = self._questions[number % len(self._questions)]
+        self.account.sent += 1
+        started = time.perf_counter()
+        try:
+            outcome = await asyncio.wait_for(self._outcome(question), _LIMIT_S)
+        except TimeoutError:
+            outcome = "never answered"
+        if outcome == "answered":
+            self.account.answered_s.append(time.perf_counter() - started)
+        self.account.outcomes[outcome] += 1
+
+    async def _outcome(self, question: Question) -> str:
+        try:
+            reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
+        except OSError:
+            return "not accepted"
+        try:
+            writer.write(_head(len(question.body), keep_alive=self._keep_alive) + question.body)
+            status, headers, content = await _response(reader)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            writer.close()
+            return "broken"
+        if self._keep_alive and headers.get("connection", "") != "close":
+            self._idle.append((reader, writer))
+        else:
+            writer.close()
+        if status == 200:
+            return "answered" if question.is_right(content) else "WRONG"
+        return str(json.loads(content)["code"])
+
+
+async def garbage(url: str, what: bytes, *, then_close: bool, wait_s: float) -> None:
+    """A client that sends something else than a request, and stays or leaves."""
+    address = urlsplit(url)
+    try:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(what)
+        await writer.drain()
+        if not then_close:
+            await asyncio.wait_for(reader.read(), wait_s)
+        writer.close()
+    except (OSError, TimeoutError):
+        return
+
+
+def head_of(length: int) -> bytes:
+    """The head of a request with a body of that length."""
+    return _head(length, keep_alive=True)
+
+
+def _head(length: int, *, keep_alive: bool) -> bytes:
+    connection = "keep-alive" if keep_alive else "close"
+    return (
+        "POST /v1/attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.safetensors\r\n"
+        f"Connection: {connection}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+async def _response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+    content = await reader.readexactly(int(headers["content-length"]))
+    return int(first.split()[1]), headers, content
