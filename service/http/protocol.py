@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
 import httptools
 from starlette.requests import ClientDisconnect
@@ -20,6 +20,9 @@ from service.http.boundary import new_request_id
 from service.http.errors import error_response
 from service.http.extensions import ON_LEAVE, READ_WHOLE, RESPOND
 from service.http.streams import Filler, HeadWithBody
+
+# For how long a connection that was refused is read on, to no purpose but that.
+_LINGER_S: Final = 2.0
 
 
 @final
@@ -53,6 +56,7 @@ class Protocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _awaits_head = True
+    _lingers = False
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -70,10 +74,10 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of requests have come."""
-        if self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
             return
         super().data_received(data)
-        if not self._awaits_head or self.transport.is_closing():
+        if not self._awaits_head or self._lingers or self.transport.is_closing():
             return
         # The head goes on beyond this piece; that of a connection's later requests has no timer yet.
         self._head_bytes += len(data)
@@ -183,7 +187,7 @@ class Protocol(HttpToolsProtocol):
         self._refuse(self._refusal or MalformedBody(f"request: {msg.rstrip('.')}; want HTTP/1.1"))
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answers outside of any request, and closes the connection."""
+        """Answers outside of any request, and ends the connection: at once, or when the client has seen the answer."""
         self._stop_head_timer()
         request_id = new_request_id()
         response = error_response(error, request_id)
@@ -192,7 +196,13 @@ class Protocol(HttpToolsProtocol):
             extra.append((b"connection", b"close"))
         head = b"".join(b"%b: %b\r\n" % header for header in (*response.raw_headers, *extra))
         self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
-        self.transport.close()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # To close with bytes unread would reset the connection, and the answer might be lost on its way.
+        self._lingers = True
+        self.transport.write_eof()
+        self._head_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _give_up_on_head(self) -> None:
         self._head_timer = None
