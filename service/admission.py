@@ -1,9 +1,14 @@
 """Whether one more request may come in: by the work that waits and by the bytes that are held, not by how many wait.
 
-On the event loop alone. Work is counted in seconds of the engines' cost models. How fast it goes is observed, since
-those were measured on an idle machine: with others computing, reading and writing it is another pace.
+Work is counted in seconds of the engines' cost models. How fast it goes is observed, since those were measured on an
+idle machine: with others computing, reading and writing it is another pace.
+
+Requests take turns, so that small ones pass between the calls of a large one. Behind others, a request is therefore
+kept waiting by each of them for as long as it computes itself, or for one turn if that is longer. All on the event loop
+but for `note_done`.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +17,7 @@ from typing import Final, final
 from service.errors import Overloaded
 
 _WINDOW_S: Final = 0.25
-# When a busy time ends, what each worker has in hand is not yet done; among so many done that does not matter.
+# When a busy time ends, what each worker has in hand is not yet done; among so many calls that does not matter.
 _WINDOW_CALLS: Final = 4
 # How far one window moves the pace: a few seconds after a change it is the new one.
 _WEIGHT: Final = 0.3
@@ -24,29 +29,34 @@ class Admission:
 
     Args:
         workers: engine calls at once of this process.
-        most_wait_s: beyond which nobody is let in; who comes when nobody waits always is.
+        turn_s: seconds of work after which it is another request's turn.
+        most_wait_s: beyond which nobody is let in; who comes while a worker is free always is.
         most_bytes: of bodies and answers held at once; who comes when none are held always may.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, workers: int, most_wait_s: float, most_bytes: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, workers: int, turn_s: float, most_wait_s: float, most_bytes: float, clock: Callable[[], float]
+    ) -> None:
         self._workers = workers
+        self._turn_s = turn_s
         self._most_wait_s = most_wait_s
         self._most_bytes = most_bytes
         self._pace = _Pace(workers, clock)
-        self._pending_s = 0.0
-        self._pending = 0
+        self._tickets = itertools.count()
+        self._work_s: dict[int, float] = {}
+        self._turns_s = 0.0
         self._held_bytes = 0
 
     @property
     def waiting(self) -> int:
         """Requests beyond those that the workers may have in hand."""
-        return max(0, self._pending - self._workers)
+        return max(0, len(self._work_s) - self._workers)
 
     @property
     def wait_s(self) -> float:
-        """How long who comes now is likely to wait."""
-        return self._pending_s / self._pace.work_s_per_s if self._pending >= self._workers else 0.0
+        """How long a small request that comes now is likely to wait."""
+        return self._wait_s(0.0)
 
     @property
     def held_bytes(self) -> int:
@@ -54,37 +64,55 @@ class Admission:
         return self._held_bytes
 
     def check(self) -> None:
-        """Refuses if who comes now would wait for too long.
+        """Refuses if even a small request would wait for too long.
 
         Raises:
             Overloaded: it would.
         """
-        wait_s = self.wait_s
-        if wait_s > self._most_wait_s:
-            raise Overloaded(
-                f"who comes now waits for {wait_s:.3g} s, the limit is {self._most_wait_s:g} s (max_queue_ms); "
-                "retry later",
-                _retry_after_s(wait_s),
-            )
+        self._check(0.0)
 
-    def enter(self, work_s: float) -> None:
-        """Lets in so much work.
+    def enter(self, work_s: float) -> int:
+        """Lets in so much work; returns a ticket, to be given to `leave`.
 
         Raises:
             Overloaded: it would wait for too long.
         """
-        self.check()
-        self._pending_s += work_s
-        self._pending += 1
-        if self._pending >= self._workers:
+        self._check(work_s)
+        ticket = next(self._tickets)
+        self._work_s[ticket] = work_s
+        self._turns_s += min(work_s, self._turn_s)
+        if len(self._work_s) >= self._workers:
             self._pace.note_busy()
+        return ticket
 
-    def leave(self, work_s: float, *, done: bool) -> None:
-        """So much work is done, or will not be."""
-        self._pending -= 1
-        # Sums of floats that are taken apart again do not end at 0 by themselves.
-        self._pending_s = max(0.0, self._pending_s - work_s) if self._pending else 0.0
-        self._pace.note_done(work_s if done else 0.0, still_busy=self._pending >= self._workers)
+    def leave(self, ticket: int) -> None:
+        """That work is done, or will not be."""
+        self._turns_s -= min(self._work_s.pop(ticket), self._turn_s)
+        if not self._work_s:
+            self._turns_s = 0.0  # sums of floats that are taken apart again do not end there by themselves
+        if len(self._work_s) < self._workers:
+            self._pace.note_idle()
+
+    def note_done(self, work_s: float) -> None:
+        """A call of so much work has ended. From any thread, one at a time."""
+        self._pace.note_done(work_s)
+
+    def _wait_s(self, work_s: float) -> float:
+        if len(self._work_s) < self._workers:
+            return 0.0
+        if work_s <= self._turn_s:
+            ahead_s = self._turns_s
+        else:
+            ahead_s = sum(min(other_s, work_s) for other_s in self._work_s.values())
+        return ahead_s / self._pace.work_s_per_s
+
+    def _check(self, work_s: float) -> None:
+        wait_s = self._wait_s(work_s)
+        if wait_s > self._most_wait_s:
+            raise Overloaded(
+                f"the wait is {wait_s:.3g} s, the limit is {self._most_wait_s:g} s (max_queue_ms); retry later",
+                _retry_after_s(wait_s),
+            )
 
     @contextmanager
     def holding(self) -> Iterator["Held"]:
@@ -135,10 +163,10 @@ class _Pace:
 
     def __init__(self, workers: int, clock: Callable[[], float]) -> None:
         self.work_s_per_s = float(workers)
-        self._least_done = _WINDOW_CALLS * workers
+        self._least_calls = _WINDOW_CALLS * workers
         self._clock = clock
         self._busy_since: float | None = None
-        self._done = 0
+        self._calls = 0
         self._done_s = 0.0
 
     def note_busy(self) -> None:
@@ -146,21 +174,24 @@ class _Pace:
         if self._busy_since is None:
             self._begin()
 
-    def note_done(self, work_s: float, *, still_busy: bool) -> None:
+    def note_idle(self) -> None:
+        """One of them has not."""
+        self._busy_since = None
+
+    def note_done(self, work_s: float) -> None:
         """So much more is done."""
-        if self._busy_since is None:
+        since = self._busy_since
+        if since is None:
             return
-        self._done += work_s > 0
+        self._calls += 1
         self._done_s += work_s
-        elapsed_s = self._clock() - self._busy_since
-        if elapsed_s >= _WINDOW_S and self._done >= self._least_done:
+        elapsed_s = self._clock() - since
+        if elapsed_s >= _WINDOW_S and self._calls >= self._least_calls:
             self.work_s_per_s += _WEIGHT * (self._done_s / elapsed_s - self.work_s_per_s)
             self._begin()
-        if not still_busy:
-            self._busy_since = None
 
     def _begin(self) -> None:
-        self._busy_since, self._done, self._done_s = self._clock(), 0, 0.0
+        self._busy_since, self._calls, self._done_s = self._clock(), 0, 0.0
 
 
 def _retry_after_s(wait_s: float) -> int:

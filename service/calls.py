@@ -58,14 +58,23 @@ class Calls:
         slots: how many may run at once.
         limits: of one call.
         observer: is told about every call.
+        note_done: is told how much work each was, in seconds by the cost model; from any thread, one at a time.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, slots: Slots, limits: Limits, observer: Observer, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        limits: Limits,
+        observer: Observer,
+        note_done: Callable[[float], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._slots = slots
         self._workers = slots.total
         self._limits = limits
         self._observer = observer
+        self._note_done = note_done
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._waiting: deque[Task] = deque()
@@ -144,6 +153,7 @@ class Calls:
             self._wake_one()
             if fault is None:
                 self._observer.called("idle", piece.num_rows)
+                self._note_done(run.work_s)
         if fault is not None:
             return fault
         run.count(piece, load, 0)
@@ -296,6 +306,7 @@ class Calls:
             release: Release = "joined" if len(tasks) > 1 else tasks[0].release
             with self._changed:
                 self._observer.called(release, sum(task.num_rows for task in tasks))
+                self._note_done(sum(task.work_s for task in tasks))
         for task in tasks:
             self._settle(task, batch.load, fault)
 

@@ -154,6 +154,12 @@ class Task:
     is_over: bool = False
 
     @property
+    def work_s(self) -> float:
+        """Seconds by the cost model, as a call of its own."""
+        run = self.run
+        return run.work_s if run.num_tasks == 1 else self.piece.seconds(run.job.layer, run.job.engine.cost)
+
+    @property
     def num_rows(self) -> int:
         """Batch entries of its call."""
         return self.piece.num_rows if isinstance(self.piece, Part) else 1

@@ -46,7 +46,7 @@ class Scheduler:
         self.admission = admission
         self._limits = Limits(workspace_bytes, CALL_S)
         self._clock = clock
-        self._calls = Calls(slots, self._limits, observer, clock)
+        self._calls = Calls(slots, self._limits, observer, admission.note_done, clock)
         self._is_open = False
 
     async def submit(self, job: Job) -> Done:
@@ -64,13 +64,13 @@ class Scheduler:
         answer: asyncio.Future[Done] = loop.create_future()
         run = Run(job, calls, self._clock(), lambda outcome: _deliver(answer, outcome))
         self._check_hope(run)
-        self.admission.enter(run.work_s)
+        ticket = self.admission.enter(run.work_s)
         self._open(loop)
         try:
             outcome = await self._calls.try_alone(run)
             return _result(outcome) if outcome is not None else await self._queued(run, answer)
         finally:
-            self._calls.drop(run, lambda: self.admission.leave(run.work_s, done=run.is_complete))
+            self._calls.drop(run, lambda: self.admission.leave(ticket))
 
     @property
     def longest_call_s(self) -> float:

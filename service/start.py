@@ -27,7 +27,7 @@ from service.processes.board import Seat
 from service.processes.notebook import Notebook
 from service.processes.parent import Parent
 from service.repository import Repository
-from service.scheduler import Scheduler
+from service.scheduler import CALL_S, Scheduler
 from service.settings import Settings
 from service.slots import NoOthers, Slots
 
@@ -90,7 +90,11 @@ def server_state(
     num_processes = 1 if seat is None else seat.board.num_seats
     slots = Slots(total, max(1, total // num_processes), NoOthers() if seat is None else seat)
     admission = Admission(
-        slots.share, settings.max_queue_ms / 1000, settings.max_queue_bytes / num_processes, time.perf_counter
+        workers=slots.share,
+        turn_s=CALL_S * total,  # a request has as many calls queued as there are workers
+        most_wait_s=settings.max_queue_ms / 1000,
+        most_bytes=settings.max_queue_bytes / num_processes,
+        clock=time.perf_counter,
     )
     metrics.show(admission)
     return ServerState(

@@ -138,6 +138,13 @@ def _legend(results: Results) -> list[str]:
         f" Python {machine['python']}, {versions}; {results['date'][:10]}, commit {results['commit'][:12]}{changed}."
     )
     lines = [meaning, "", circumstances]
+    again = [one for one in results["workloads"] if "again" in one]
+    if again:
+        each = "; ".join(
+            f"{_TITLES[one['name']]}: {one['again']['date'][:10]}, commit {one['again']['commit'][:12]}"
+            for one in again
+        )
+        lines += ["", f"Measured again: {each}."]
     planned = results.get("planned")
     if planned:
         in_process = (

@@ -41,17 +41,18 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     return False
 
 
-class TestScopes:
-    @pytest.fixture(scope="class")
-    def keyed(self, tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path) -> Iterator[ServerProcess]:
-        """A server with a key for each purpose."""
-        folder = tmp_path_factory.mktemp("scopes")
-        keys = [line("user", "u"), line("operator", "o", ":repository"), line("both", "b", ":infer,repository")]
-        (folder / "keys").write_text("".join(keys))
-        flags = ("--models", str(seeds_repository), "--api-keys-file", str(folder / "keys"))
-        with serving(folder / "log", *flags) as server:
-            yield server
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path) -> Iterator[ServerProcess]:
+    """A server with a key for each purpose."""
+    folder = tmp_path_factory.mktemp("scopes")
+    keys = [line("user", "u"), line("operator", "o", ":repository"), line("both", "b", ":infer,repository")]
+    (folder / "keys").write_text("".join(keys))
+    flags = ("--models", str(seeds_repository), "--api-keys-file", str(folder / "keys"))
+    with serving(folder / "log", *flags) as server:
+        yield server
 
+
+class TestScopes:
     @pytest.mark.parametrize(
         ("key", "path", "allowed"),
         [

@@ -25,6 +25,7 @@ from tests.service.test_scheduler import (
     HOUR_S,
     SHARED,
     SMALL,
+    TURN_S,
     Clock,
     EngineOf,
     GatedEngine,
@@ -134,7 +135,7 @@ class TestShared:
 
         async def test(clock: Clock) -> None:
             seen = Seen()
-            admission = Admission(1, math.inf, math.inf, clock.time)
+            admission = Admission(1, TURN_S, math.inf, math.inf, clock.time)
             pool = Scheduler(Slots(1, 1, NoOthers()), admission, 2**62, seen, clock.time)
             engine = GatedEngine(SHARED)
             first = submitted(pool, job(engine, clock.time() + HOUR_S, 0))
@@ -254,7 +255,7 @@ class TestTiled:
 
         async def test(clock: Clock) -> None:
             seen = Seen()
-            admission = Admission(2, math.inf, math.inf, clock.time)
+            admission = Admission(2, TURN_S, math.inf, math.inf, clock.time)
             pool = Scheduler(Slots(2, 2, NoOthers()), admission, 2**62, seen, clock.time)
             engine = ProjectingEngine(CostModel.linear(0.0, 0.19 / row_flops(LAYER, 89, 97)))
             done = await pool.submit(tiled_job(engine, clock.time() + HOUR_S))
@@ -316,7 +317,7 @@ class TestDefect:
 
         async def test(clock: Clock) -> None:
             seen = BreakingOnce()
-            admission = Admission(1, math.inf, math.inf, clock.time)
+            admission = Admission(1, TURN_S, math.inf, math.inf, clock.time)
             pool = Scheduler(Slots(1, 1, NoOthers()), admission, 2**62, seen, clock.time)
             engine = EngineOf(answer_of)
             threads = threading.active_count()
@@ -429,7 +430,7 @@ class TestWaste:
         engine = CountingEngine(cost)
 
         async def test(clock: Clock) -> None:
-            admission = Admission(workers, math.inf, math.inf, clock.time)
+            admission = Admission(workers, TURN_S, math.inf, math.inf, clock.time)
             slots = Slots(workers, workers, NoOthers())
             pool = Scheduler(slots, admission, limits.workspace_bytes, Seen(), clock.time)
             requests = [packed_request(LAYER, seed) for seed in seeds]

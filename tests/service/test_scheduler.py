@@ -31,6 +31,7 @@ APART = CostModel(((0.0, 1.7e-3), (FLOPS, 1.7e-3), (2 * FLOPS, 9e-3)))
 SMALL = CostModel(((0.0, 5e-4), (FLOPS, 5e-4), (2 * FLOPS, 9e-3)))
 # It takes 2 ms whatever is in it, so all that wait share a call.
 SHARED = CostModel.linear(call_s=2e-3, flop_s=0.0)
+TURN_S = 0.04
 LIMIT_S = 30  # until a test that hangs is given up
 
 
@@ -116,7 +117,7 @@ def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 def scheduler(clock: Clock, workers: int = 1, most_wait_s: float = math.inf) -> Scheduler:
     """A scheduler on that clock."""
-    admission = Admission(workers, most_wait_s, math.inf, clock.time)
+    admission = Admission(workers, TURN_S, most_wait_s, math.inf, clock.time)
     return Scheduler(Slots(workers, workers, NoOthers()), admission, 2**62, Seen(), clock.time)
 
 
@@ -204,7 +205,7 @@ class TestQueue:
             tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(6)]
             await settled()
             with pytest.raises(
-                Overloaded, match=r"waits for 0.0051 s, the limit is 0.005 s \(max_queue_ms\)"
+                Overloaded, match=r"the wait is 0.0051 s, the limit is 0.005 s \(max_queue_ms\)"
             ) as refused:
                 await pool.submit(job(engine, clock.time() + HOUR_S))
             assert refused.value.retry_after_s == 1
@@ -290,7 +291,7 @@ class TestDeadline:
 
         async def test(_: Clock) -> None:
             now = [0.0]  # the scheduler's own time, of which the event loop knows nothing
-            admission = Admission(1, math.inf, math.inf, lambda: now[0])
+            admission = Admission(1, TURN_S, math.inf, math.inf, lambda: now[0])
             pool, engine = Scheduler(Slots(1, 1, NoOthers()), admission, 2**62, Seen(), lambda: now[0]), GatedEngine()
             first = submitted(pool, job(engine, deadline=2 * HOUR_S))
             await started(engine)
