@@ -21,6 +21,9 @@ from service.http.errors import error_response
 from service.http.extensions import ON_LEAVE, READ_WHOLE, RESPOND
 from service.http.streams import Filler, HeadWithBody
 
+# Beyond the limit so many connections are taken for what a load balancer and a monitor ask, and for nothing else.
+_SPARE_CONNECTIONS: Final = 32
+_ALWAYS_ANSWERED: Final = (b"/health/", b"/v2/health/", b"/metrics")
 # For how long a connection that was refused is read on, to no purpose but that.
 _LINGER_S: Final = 2.0
 
@@ -57,6 +60,7 @@ class Protocol(HttpToolsProtocol):
     _head_bytes = 0
     _awaits_head = True
     _lingers = False
+    _is_spare = False
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -66,10 +70,11 @@ class Protocol(HttpToolsProtocol):
         """A client has come."""
         super().connection_made(transport)
         self._writer = HeadWithBody(transport)
-        most = self._limits.max_connections
-        if len(self.connections) > most:
-            self._refuse(Overloaded(f"{most} connections are open, the limit (max_connections); retry later", 1))
+        beyond = len(self.connections) - self._limits.max_connections
+        if beyond > _SPARE_CONNECTIONS:
+            self._refuse(self._too_many())
             return
+        self._is_spare = beyond > 0
         self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._give_up_on_head)
 
     def data_received(self, data: bytes) -> None:
@@ -113,6 +118,9 @@ class Protocol(HttpToolsProtocol):
         if head_bytes > self._limits.max_head_bytes:
             self._refusal = self._too_long()
             raise self._refusal  # through the parser, which then takes the request for none
+        if self._is_spare and not self.url.startswith(_ALWAYS_ANSWERED):
+            self._refusal = self._too_many()
+            raise self._refusal
         super().on_headers_complete()
         # The application starts in the event loop's next round, so it finds this.
         self.cycle.transport = self._writer  # type: ignore[assignment]
@@ -221,6 +229,10 @@ class Protocol(HttpToolsProtocol):
     def _too_long(self) -> MalformedBody:
         most = self._limits.max_head_bytes
         return MalformedBody(f"request: its line and headers are longer than {most} bytes (max_head_bytes)")
+
+    def _too_many(self) -> Overloaded:
+        most = self._limits.max_connections
+        return Overloaded(f"{most} connections are open, the limit (max_connections); retry later", 1)
 
     def take_back(self) -> None:
         """The body is there: what comes now is another request."""

@@ -27,6 +27,8 @@ from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
 # Additive scoring computes much for few bytes, so that ten times what a server can do can be sent on the same machine.
 SIZE, HEADS, TOKENS = 32, 2, 64
+# So much work for so few bytes that who sends ten times what can be done takes little of the two cores.
+LONG = 512
 MAX_QUEUE_MS: Final = 500
 NAME: Final = "layer"
 Check = tuple[str, bool]
@@ -58,30 +60,31 @@ class Scene:
 
 async def overload(scene: Scene) -> None:
     """Twice and ten times what the server can do: it goes on at full speed, refuses the rest, and stays reachable."""
+    questions = _questions([1, 2], LONG, 4)
     with scene.server() as server:
-        clients = Clients(server.url, scene.questions)
+        clients = Clients(server.url, questions)
         await clients.closed_loop(8, 2)
         peak = await clients.closed_loop(8, 5)
         scene.figures["peak_per_s"] = round(peak, 1)
         for times in (2, 10):
-            crowd = Clients(server.url, scene.questions)
+            crowd = Clients(server.url, questions)
             healths: list[float] = []
             watching = asyncio.create_task(_watch(server.url, healths))
             goodput = await crowd.open_loop(times * peak, 8)
             watching.cancel()
-            p99_s, health_s = crowd.account.p99_s(), float(np.quantile(healths, 0.99))
+            crowd.close()
+            queued_s, health_s = crowd.account.queued_p99_s(), float(np.quantile(healths, 0.99))
             scene.figures[f"at {times} times"] = {
-                "goodput_of_peak": round(goodput / peak, 3), "p99_ms": round(p99_s * 1e3),
+                "goodput_of_peak": round(goodput / peak, 3), "queue_p99_ms": round(queued_s * 1e3),
+                "p99_ms": round(crowd.account.p99_s() * 1e3),
                 "health_p99_ms": round(health_s * 1e3, 1), "account": str(crowd.account),
             }  # fmt: skip
             scene.check(f"{times} times: each is answered right or refused", holds=crowd.account.only("overloaded"))
             scene.check(f"{times} times: every request is accounted for", holds=crowd.account.is_complete())
             scene.check(f"{times} times: health p99 within 100 ms", holds=health_s <= 0.1)
             scene.check(f"{times} times: goodput at least 90 % of the peak", holds=goodput >= 0.9 * peak)
-            scene.check(
-                f"{times} times: p99 of the answers within the queue's bound", holds=p99_s <= MAX_QUEUE_MS / 1e3
-            )
-        after = Clients(server.url, scene.questions)
+            scene.check(f"{times} times: queue p99 within its bound", holds=queued_s <= MAX_QUEUE_MS / 1e3)
+        after = Clients(server.url, questions)
         await after.closed_loop(4, 1)
         scene.check("afterwards all are answered", holds=after.account.only())
 
@@ -255,12 +258,12 @@ def _store(folder: Path) -> Path:
     return folder
 
 
-def _questions(versions: Sequence[int]) -> list[Question]:
+def _questions(versions: Sequence[int], tokens: int, count: int) -> list[Question]:
     rng = np.random.default_rng(0)
     layers = [seeded_layer(SIZE, HEADS, seed=version, scoring="additive") for version in versions]
     questions = []
-    for _ in range(8):
-        queries = rng.standard_normal((1, TOKENS, SIZE), np.float32)
+    for _ in range(count):
+        queries = rng.standard_normal((1, tokens, SIZE), np.float32)
         right = [multi_head_attention(weights_of(one), HEADS, queries, queries, queries)[0] for one in layers]
         questions.append(Question.of(queries, *right))
     return questions
@@ -276,7 +279,7 @@ def main(only: Sequence[str], out: Path | None) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models = _store(folder / "models")
-        questions = _questions([1, 2])
+        questions = _questions([1, 2], TOKENS, 8)
         for name in only or SCENARIOS:
             (folder / name).mkdir()
             scene = Scene(folder / name, models, questions)

@@ -14,6 +14,8 @@ from safetensors.numpy import load, save
 
 _RELATIVE: Final = 1e-5
 _LIMIT_S: Final = 60.0
+# The part of the time in which a queue fills.
+_SETTLING: Final = 0.2
 
 
 @final
@@ -46,6 +48,7 @@ class Account:
     sent: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     answered_s: list[float] = field(default_factory=list)
+    queued_s: list[float] = field(default_factory=list)
 
     @property
     def answered(self) -> int:
@@ -63,6 +66,10 @@ class Account:
     def p99_s(self) -> float:
         """Of the answers, from when each was sent."""
         return float(np.quantile(self.answered_s, 0.99)) if self.answered_s else 0.0
+
+    def queued_p99_s(self) -> float:
+        """Of the time that they waited for a worker, as the server says it."""
+        return float(np.quantile(self.queued_s, 0.99)) if self.queued_s else 0.0
 
     def __str__(self) -> str:
         parts = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
@@ -95,21 +102,31 @@ class Clients:
         return (self.account.answered - before) / seconds
 
     async def open_loop(self, rate: float, seconds: float) -> float:
-        """Answers a second where so many requests come each second, whatever becomes of those before."""
-        before = self.account.answered
-        began = time.perf_counter()
+        """Answers a second where so many requests come each second, whatever becomes of those before.
+
+        Counted once the queue has filled, while requests come.
+        """
+        before, began = self.account.answered, time.perf_counter()
+        settled: tuple[float, int] | None = None
         tasks: set[asyncio.Task[None]] = set()
         for number in range(int(rate * seconds)):
             pause_s = began + number / rate - time.perf_counter()
             if pause_s > 0 or number % 16 == 0:
                 await asyncio.sleep(max(0.0, pause_s))
+            if settled is None and number > rate * seconds * _SETTLING:
+                settled = (time.perf_counter(), self.account.answered)
             task = asyncio.create_task(self.ask(number))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        last_s = time.perf_counter() - began
-        in_time = self.account.answered - before
+        since, before = settled or (began, before)
+        goodput = (self.account.answered - before) / (time.perf_counter() - since)
         await asyncio.gather(*tasks)
-        return in_time / last_s
+        return goodput
+
+    def close(self) -> None:
+        """Ends the connections that are kept."""
+        while self._idle:
+            self._idle.pop()[1].close()
 
     async def ask(self, number: int) -> None:
         """One request, and its outcome."""
@@ -140,6 +157,7 @@ class Clients:
         else:
             writer.close()
         if status == 200:
+            self.account.queued_s.append(_queued_s(headers["server-timing"]))
             return "answered" if question.is_right(content) else "WRONG"
         return str(json.loads(content)["code"])
 
@@ -169,6 +187,12 @@ def _head(length: int, *, keep_alive: bool) -> bytes:
         "POST /v1/attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.safetensors\r\n"
         f"Connection: {connection}\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
+
+
+def _queued_s(timing: str) -> float:
+    """From a Server-Timing header."""
+    (part,) = (part for part in timing.split(", ") if part.startswith("queue;"))
+    return float(part.partition("dur=")[2]) / 1e3
 
 
 async def _response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

@@ -137,7 +137,7 @@ class TestBody:
 
 class TestConnections:
     def test_beyond_the_limit_are_refused(self, strict: ServerProcess) -> None:
-        """The next one is told so, without having asked anything, and there is room again when one has left."""
+        """The next one is told so by its head alone; health is answered all the same, as are those that came before."""
         with ExitStack() as stack:
             held = [stack.enter_context(connected(strict)) for _ in range(MOST_CONNECTIONS)]
             for connection in held:
@@ -145,10 +145,14 @@ class TestConnections:
                 assert b"200 OK" in connection.recv(65536)
             with connected(strict) as one_more:
                 one_more.settimeout(10)
+                one_more.sendall(head("Content-Length: 1000000") + bytes(500_000))
                 answer = one_more.recv(65536)
                 assert answer.startswith(b"HTTP/1.1 429 ")
                 assert f"{MOST_CONNECTIONS} connections are open, the limit (max_connections)".encode() in answer
                 assert b"\r\nretry-after: 1\r\n" in answer.lower()
+            with connected(strict) as monitor:
+                monitor.sendall(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert b"200 OK" in monitor.recv(65536)
             held[0].sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200 OK" in held[0].recv(65536)
 

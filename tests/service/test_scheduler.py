@@ -201,11 +201,11 @@ class TestQueue:
 
         async def test(clock: Clock) -> None:
             # Each takes 1.7 ms, two at a time: the seventh would wait for 5.1 ms.
-            pool, engine = scheduler(clock, workers=2, most_wait_s=5e-3), GatedEngine()
+            pool, engine = scheduler(clock, workers=2, most_wait_s=6.25e-3), GatedEngine()
             tasks = [submitted(pool, job(engine, clock.time() + HOUR_S, mark)) for mark in range(6)]
             await settled()
             with pytest.raises(
-                Overloaded, match=r"the wait is 0.0051 s, the limit is 0.005 s \(max_queue_ms\)"
+                Overloaded, match=r"the wait is 0.0051 s, the limit is 0.00625 s \(max_queue_ms\)"
             ) as refused:
                 await pool.submit(job(engine, clock.time() + HOUR_S))
             assert refused.value.retry_after_s == 1
