@@ -188,7 +188,7 @@ class _Pace:
         self._calls += 1
         self._done_s += work_s
         elapsed_s = self._clock() - since
-        if elapsed_s >= _WINDOW_S and self._calls >= self._least_calls:
+        if elapsed_s >= _WINDOW_S and self._calls >= self._least_calls and self._done_s > 0:
             self.work_s_per_s += _WEIGHT * (self._done_s / elapsed_s - self.work_s_per_s)
             self._begin()
 

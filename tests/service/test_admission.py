@@ -140,6 +140,14 @@ class TestPace:
             tickets.append(admission.enter(0.1))
         assert admission.wait_s == pytest.approx(0.3, rel=0.05)
 
+    def test_work_that_costs_nothing_says_nothing(self, clock: Clock) -> None:
+        """However much of it is done, nobody waits for it, and the pace stays one."""
+        admission = door(clock)
+        work_through(admission, clock, work_s=0.0, took_s=1.0, times=20_000)
+        for _ in range(4):
+            admission.enter(0.3)
+        assert admission.wait_s == pytest.approx(0.6)
+
 
 class TestBytes:
     def test_are_held_until_a_request_is_over(self, clock: Clock) -> None:
