@@ -84,7 +84,7 @@ class Scheduler:
     def _check_hope(self, run: Run) -> None:
         least_s = run.work_s / self._workers
         remaining_s = run.job.deadline - self._clock()
-        if least_s > _HOPELESS * max(0.0, remaining_s) and remaining_s > 0:
+        if 0 < _HOPELESS * remaining_s < least_s:  # one whose time is over already is told so where all are
             raise DeadlineExceeded(
                 f"the request takes about {least_s:.3g} s on {self._workers} workers, and has {remaining_s:.3g} s; "
                 "raise timeout_ms, or send less"
