@@ -6,7 +6,8 @@ request has one; what libraries log through the standard library takes the longe
 
 import logging
 import sys
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, final
 
 import orjson
 import structlog
@@ -46,3 +47,29 @@ def configure_logging(level: str, log_format: Literal["auto", "json", "console"]
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:
     return orjson.dumps(event, default=str).decode()
+
+
+@final
+class Sampled:
+    """Lines that may come by the thousand: one each `period_s` is written, and tells how many were not.
+
+    Args:
+        period_s: seconds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, period_s: float, clock: Callable[[], float]) -> None:
+        self._period_s = period_s
+        self._clock = clock
+        self._next_s = clock()
+        self._unlogged = 0
+
+    def turn(self) -> int | None:
+        """How many lines were left out since the last one, or None if this one is to be left out, too."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            self._unlogged += 1
+            return None
+        unlogged, self._unlogged = self._unlogged, 0
+        self._next_s = now_s + self._period_s
+        return unlogged

@@ -94,9 +94,17 @@ class Sessions:
         with self._loading:
             if (name, threads) not in self._loaded:
                 spins = 0 < self._spinning_from <= threads
-                session = _session(self._artifact, name, self._provider, _options(name, self._provider, threads, spins))
+                options = _options(self._provider, threads, spins=spins, keeps_memory=self._keeps_memory(name))
+                session = _session(self._artifact, name, self._provider, options)
                 self._loaded[name, threads] = Graph(session, [output.name for output in session.get_outputs()])
             return self._loaded[name, threads]
+
+    def _keeps_memory(self, name: str) -> bool:
+        # An arena keeps the most that any mix of shapes has needed, for each session; over 10,000 shapes there was no
+        # end to that. But where what a call holds in between is large, pages fresh from the system cost more than what
+        # is computed on them: tiles, as large as the workspace lets them be, took twice as long, and additive scores,
+        # of which each is a vector, three times (docs/decisions/0009-small-calls.md, "Bounds").
+        return name in _OF_TILES or self._artifact.layer.scoring == "additive"
 
 
 def _session(artifact: Artifact, name: str, provider: Provider, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -115,7 +123,7 @@ def _session(artifact: Artifact, name: str, provider: Provider, options: ort.Ses
     return session
 
 
-def _options(name: str, provider: Provider, threads: int, spins: bool) -> ort.SessionOptions:
+def _options(provider: Provider, threads: int, *, spins: bool, keeps_memory: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads  # an explicit count also keeps the runtime from pinning threads to cores
     options.inter_op_num_threads = 1
@@ -123,10 +131,7 @@ def _options(name: str, provider: Provider, threads: int, spins: bool) -> ort.Se
     options.log_severity_level = 3
     # A memory pattern is kept for every shape ever seen, and shapes vary without end (onnxruntime#11118).
     options.enable_mem_pattern = False
-    # An arena keeps the most that any mix of shapes has needed, for each session; over 10,000 shapes there was no end
-    # to that. Tiles are as large as the workspace lets them be, and pages fresh from the system would double their time
-    # (docs/decisions/0009-small-calls.md, "Bounds").
-    options.enable_cpu_mem_arena = name in _OF_TILES
+    options.enable_cpu_mem_arena = keeps_memory
     # Threads that spin while they wait take the cores that other calls could use.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     if spins:

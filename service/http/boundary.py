@@ -6,21 +6,22 @@ Pure ASGI. `except Exception` stands here, because here a defect becomes an opaq
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any, Final, final
+from collections.abc import Sequence
+from typing import Final, final
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.codec import Chunk
-from service.errors import EngineFailure, Internal, ServiceError
-from service.http.errors import error_response
-from service.http.extensions import RESPOND
+from service.errors import EngineFailure, Internal, Overloaded, ServiceError
+from service.http.errors import error_answer
+from service.http.extensions import RESPOND, Header, Respond
+from service.log import Sampled
 from service.metrics import Metrics
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
+_REFUSALS_S: Final = 1.0
 _log = structlog.get_logger("service.access")
 
 
@@ -31,6 +32,8 @@ class Boundary:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        # Under load they come by the thousand, and each line is work that answers could have had.
+        self._refusals = Sampled(_REFUSALS_S, time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lifespan passes through; a request gets exactly one answer, unless its client left."""
@@ -41,9 +44,8 @@ class Boundary:
         if scope["method"] == "HEAD":
             # The answer to HEAD is that to GET without its body, which the server below leaves out.
             scope = {**scope, "method": "GET"}
-        respond = scope.get("extensions", {}).get(RESPOND)
-        if respond is not None:
-            scope["extensions"] = {**scope["extensions"], RESPOND: {"respond": partial(exchange.respond, respond)}}
+        if exchange.can_respond:
+            scope["extensions"] = {**scope["extensions"], RESPOND: {"respond": exchange.respond}}
         self._metrics.in_flight += 1
         try:
             await self._answer(exchange, scope, receive)
@@ -59,20 +61,24 @@ class Boundary:
         except ServiceError as error:
             if isinstance(error, EngineFailure):  # opaque to the client, so the reason has to be here
                 _log.error("engine failure", request_id=exchange.request_id, exc_info=error.__cause__)
-            await exchange.fail(error, scope, receive)
+            await exchange.fail(error)
         except Exception:
             _log.error("internal error", request_id=exchange.request_id, exc_info=True)
             if exchange.status is not None:
                 raise  # the head is out: only a broken connection can still say that something is wrong
             opaque = Internal("internal error; the server's log has it under this request_id")
-            await exchange.fail(opaque, scope, receive)
+            await exchange.fail(opaque)
 
     def _count(self, exchange: "_Exchange", scope: Scope) -> None:
         route = _route(scope)
         seconds = time.perf_counter() - exchange.started
         self._metrics.requests.add((route, scope["method"], str(exchange.status or 499), exchange.code))
         self._metrics.request_seconds.observe((route,), seconds)
+        fields: dict[str, int] = {}
         quiet = route.startswith(("/health", "/metrics"))
+        if exchange.code == Overloaded.code:
+            unlogged = self._refusals.turn()
+            quiet, fields = unlogged is None, {"unlogged": unlogged or 0}
         (_log.debug if quiet else _log.info)(
             "request",
             request_id=exchange.request_id,
@@ -81,6 +87,7 @@ class Boundary:
             status=exchange.status,
             code=exchange.code,
             duration_ms=round(seconds * 1000, 3),
+            **fields,
         )
 
 
@@ -100,11 +107,19 @@ class _Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
+        # The server below leaves out the body of an answer to HEAD only where it comes as messages.
+        extension = None if scope["method"] == "HEAD" else scope.get("extensions", {}).get(RESPOND)
+        self._respond: Respond | None = extension and extension["respond"]
         self.started = time.perf_counter()
         self.status: int | None = None
         self.code = "ok"
         sent_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         self.request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else new_request_id()
+
+    @property
+    def can_respond(self) -> bool:
+        """Whether a whole answer may be given at once."""
+        return self._respond is not None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -112,12 +127,18 @@ class _Exchange:
             message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
         await self._send(message)
 
-    async def respond(
-        self, extension: dict[str, Any], status: int, headers: Iterable[tuple[bytes, bytes]], chunks: Sequence[Chunk]
-    ) -> None:
+    async def respond(self, status: int, headers: Sequence[Header], chunks: Sequence[Chunk]) -> None:
+        assert self._respond is not None  # noqa: S101  # it is offered to nobody else
         self.status = status
-        await extension["respond"](status, (*headers, (b"x-request-id", self.request_id.encode())), chunks)
+        await self._respond(status, (*headers, (b"x-request-id", self.request_id.encode())), chunks)
 
-    async def fail(self, error: ServiceError, scope: Scope, receive: Receive) -> None:
+    async def fail(self, error: ServiceError) -> None:
         self.code = error.code
-        await error_response(error, self.request_id)(scope, receive, self.send)
+        answer = error_answer(error, self.request_id)
+        self.status = answer.status
+        if self._respond is not None:
+            await self._respond(answer.status, answer.headers, (answer.body,), closes=answer.closes)
+            return
+        headers = [*answer.headers, (b"connection", b"close")] if answer.closes else [*answer.headers]
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer.body})

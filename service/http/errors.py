@@ -4,13 +4,13 @@ Every answer that is not 2xx, on every route and also for unknown paths and cras
 """
 
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from dataclasses import dataclass
+from typing import Final, NoReturn, final
 
 import orjson
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from service.errors import (
     AnswerTooLarge,
@@ -70,10 +70,34 @@ STATUS: Final[Mapping[str, int]] = {
 }
 
 
-def error_response(error: ServiceError, request_id: str) -> Response:
+@final
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """What a request that failed is answered.
+
+    Attributes:
+        status: by the table.
+        headers: lower-case, `content-length` and the request's id among them.
+        body: JSON.
+        closes: whether the connection has to end, because the rest of the request is not waited for.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    closes: bool
+
+
+def error_answer(error: ServiceError, request_id: str) -> ErrorAnswer:
     """The answer to a request that failed."""
     body = orjson.dumps({"error": str(error), "code": error.code, "request_id": request_id})
-    return Response(body, STATUS[error.code], _headers(error), "application/json")
+    headers = (
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *_headers(error),
+        (b"x-request-id", request_id.encode()),
+    )
+    return ErrorAnswer(STATUS[error.code], headers, body, closes=isinstance(error, TooSlow))
 
 
 def from_http_exception(request: Request, error: Exception) -> NoReturn:
@@ -95,13 +119,11 @@ def from_validation_error(_: Request, error: Exception) -> NoReturn:
     raise InvalidParameter(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
 
 
-def _headers(error: ServiceError) -> dict[str, str]:
+def _headers(error: ServiceError) -> tuple[tuple[bytes, bytes], ...]:
     if isinstance(error, Overloaded):
-        return {"Retry-After": str(error.retry_after_s)}
+        return ((b"retry-after", b"%d" % error.retry_after_s),)
     if isinstance(error, Unauthorized):
-        return {"WWW-Authenticate": "Bearer"}
-    if isinstance(error, TooSlow):
-        return {"Connection": "close"}  # what is still to come of the request is not waited for
+        return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, MethodNotAllowed):
-        return {"Allow": ", ".join(error.allowed)}
-    return {}
+        return ((b"allow", ", ".join(error.allowed).encode()),)
+    return ()

@@ -11,14 +11,15 @@ from functools import partial
 from typing import Any, Final, final
 
 import httptools
+import numpy as np
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.codec import Body, Chunk
 from service.errors import MalformedBody, Overloaded, ServiceError, TooSlow
 from service.http.boundary import new_request_id
-from service.http.errors import error_response
-from service.http.extensions import ON_LEAVE, READ_WHOLE, RESPOND
+from service.http.errors import error_answer
+from service.http.extensions import ON_LEAVE, READ_WHOLE, RESPOND, Header
 from service.http.streams import Filler, HeadWithBody
 
 # Beyond the limit so many connections are taken for what a load balancer and a monitor ask, and for nothing else.
@@ -26,6 +27,8 @@ _SPARE_CONNECTIONS: Final = 32
 _ALWAYS_ANSWERED: Final = (b"/health/", b"/v2/health/", b"/metrics")
 # For how long a connection that was refused is read on, to no purpose but that.
 _LINGER_S: Final = 2.0
+# Of a body that nobody wants.
+_PIECE_BYTES: Final = 64 * 1024
 
 
 @final
@@ -58,6 +61,7 @@ class Protocol(HttpToolsProtocol):
     _refusal: ServiceError | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _body_bytes = 0
     _awaits_head = True
     _lingers = False
     _is_spare = False
@@ -108,7 +112,12 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The parser has the first byte of a request."""
         super().on_message_begin()
-        self._awaits_head, self._head_bytes = True, 0
+        self._awaits_head, self._head_bytes, self._body_bytes = True, 0, 0
+
+    def on_body(self, body: bytes) -> None:
+        """The parser has some of a request's body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """The parser has a request's head."""
@@ -146,9 +155,21 @@ class Protocol(HttpToolsProtocol):
         cycle.message_event.clear()
         if not cycle.more_body:
             return arrived
-        filler = Filler(self, num_bytes, arrived, self._limits.min_body_rate)
-        self._switch_to(filler)
-        body = await filler.full
+        whole: asyncio.Future[Body] = self.loop.create_future()
+        # Not zeroed: pages come as they are written, so memory follows what arrives, not what was announced.
+        body = np.empty(num_bytes, np.uint8).data
+        body[: len(arrived)] = arrived
+
+        def end(error: ClientDisconnect | TooSlow | None) -> None:
+            if whole.done():
+                return
+            if error is None:
+                whole.set_result(body)
+            else:
+                whole.set_exception(error)
+
+        self._fill(body[len(arrived) :], num_bytes - len(arrived), end)
+        await whole
         cycle.more_body = False
         cycle.message_event.clear()
         return body
@@ -164,7 +185,13 @@ class Protocol(HttpToolsProtocol):
         self._on_leave = on_leave
 
     async def respond(
-        self, cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]], chunks: Sequence[Chunk]
+        self,
+        cycle: RequestResponseCycle,
+        status: int,
+        headers: Iterable[Header],
+        chunks: Sequence[Chunk],
+        *,
+        closes: bool = False,
     ) -> None:
         """A whole answer in one write: what two ASGI messages would do, without judging every header twice.
 
@@ -173,7 +200,11 @@ class Protocol(HttpToolsProtocol):
             status: of the answer.
             headers: valid, lower-case, `content-length` among them.
             chunks: the body.
+            closes: the connection ends with it.
         """
+        # Whether a body comes that nobody has asked to go on is the client's choice, so what follows could be anything.
+        closes = closes or cycle.waiting_for_100_continue
+        cycle.keep_alive = cycle.keep_alive and not closes
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()
         if cycle.disconnected:
@@ -186,7 +217,15 @@ class Protocol(HttpToolsProtocol):
         self.transport.writelines((b"".join(head), *chunks))
         cycle.response_complete = True
         cycle.message_event.set()
-        if not cycle.keep_alive:
+        missing = self._missing_bytes(cycle)
+        if missing and cycle.keep_alive:
+            # To be read, and cheaply, since it is under load that bodies are refused before they have come.
+            piece = np.empty(min(missing, _PIECE_BYTES), np.uint8).data
+            self._fill(piece, missing, partial(self._after_unwanted_body, cycle))
+            return
+        if missing:
+            self._linger()
+        elif not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
 
@@ -197,17 +236,16 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: ServiceError) -> None:
         """Answers outside of any request, and ends the connection: at once, or when the client has seen the answer."""
         self._stop_head_timer()
-        request_id = new_request_id()
-        response = error_response(error, request_id)
-        extra = [(b"x-request-id", request_id.encode())]
-        if b"connection" not in dict(response.raw_headers):
-            extra.append((b"connection", b"close"))
-        head = b"".join(b"%b: %b\r\n" % header for header in (*response.raw_headers, *extra))
-        self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
+        answer = error_answer(error, new_request_id())
+        head = b"".join(b"%b: %b\r\n" % header for header in (*answer.headers, (b"connection", b"close")))
+        self.transport.write(STATUS_LINE[answer.status] + head + b"\r\n" + answer.body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Ends the connection when the client has seen the answer: to close with bytes unread could lose it."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # To close with bytes unread would reset the connection, and the answer might be lost on its way.
         self._lingers = True
         self.transport.write_eof()
         self._head_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
@@ -233,6 +271,24 @@ class Protocol(HttpToolsProtocol):
     def _too_many(self) -> Overloaded:
         most = self._limits.max_connections
         return Overloaded(f"{most} connections are open, the limit (max_connections); retry later", 1)
+
+    def _fill(
+        self, into: memoryview, num_bytes: int, on_end: Callable[[ClientDisconnect | TooSlow | None], None]
+    ) -> None:
+        self._switch_to(Filler(self, num_bytes, into, self._limits.min_body_rate, on_end))
+
+    def _missing_bytes(self, cycle: RequestResponseCycle) -> int:
+        """How many bytes of a request's body have still to come; 0 where that is not known."""
+        if not cycle.more_body or cycle is not self.cycle:
+            return 0
+        named = dict(cycle.scope["headers"])
+        return 0 if b"transfer-encoding" in named else int(named.get(b"content-length", b"0")) - self._body_bytes
+
+    def _after_unwanted_body(self, cycle: RequestResponseCycle, error: ClientDisconnect | TooSlow | None) -> None:
+        if error is None:
+            cycle.on_response()
+        elif isinstance(error, TooSlow):
+            self.transport.abort()
 
     def take_back(self) -> None:
         """The body is there: what comes now is another request."""

@@ -1,12 +1,11 @@
 """What stands between a connection and uvicorn's protocol: one way in for a body of known length, one way out."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, final
 
-import numpy as np
 from starlette.requests import ClientDisconnect
 
-from service.codec import Body
 from service.errors import TooSlow
 
 # How often the pace of a body is looked at.
@@ -65,38 +64,50 @@ class HeadWithBody:
 
 @final
 class Filler(asyncio.BufferedProtocol):
-    """Stands in for a protocol until a body is full. The transport never reads further than its end."""
+    """Stands in for a protocol until a body has come. The transport never reads further than its end.
 
-    def __init__(self, owner: Owner, num_bytes: int, arrived: bytearray, least_rate: int) -> None:
-        loop = asyncio.get_running_loop()
-        self.full: asyncio.Future[Body] = loop.create_future()
+    Args:
+        owner: whose place it takes.
+        num_bytes: that have still to come.
+        into: where they go; if there is less room, each piece over the one before, for a body that nobody wants.
+        least_rate: bytes a second; 0 for no limit.
+        on_end: called once: with None when it has come and the owner is back in its place, or with what went wrong.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        num_bytes: int,
+        into: memoryview,
+        least_rate: int,
+        on_end: Callable[[ClientDisconnect | TooSlow | None], None],
+    ) -> None:
         self._owner = owner
+        self._into = into
+        self._keeps = len(into) == num_bytes
+        self._missing = num_bytes
+        self._arrived = 0
+        self._has_ended = False
         self._pace = Pace(least_rate)
-        # Not zeroed: pages come as they are written, so memory follows what arrives, not what was announced.
-        self._body = np.empty(num_bytes, np.uint8).data
-        self._body[: len(arrived)] = arrived
-        self._filled = len(arrived)
-        self._timer = loop.call_later(_WINDOW_S, self._check_pace)
+        self._on_end = on_end
+        self._timer = asyncio.get_running_loop().call_later(_WINDOW_S, self._check_pace)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go."""
-        return self._body[self._filled :]
+        return self._into[self._arrived :] if self._keeps else self._into[: self._missing]
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many have come."""
-        self._filled += nbytes
-        if self._filled == len(self._body):
-            self._timer.cancel()
+        self._arrived += nbytes
+        self._missing -= nbytes
+        if not self._missing:
             self._owner.take_back()
-            if not self.full.done():
-                self.full.set_result(self._body)
+            self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left."""
-        self._timer.cancel()
         self._owner.connection_lost(exc)
-        if not self.full.done():
-            self.full.set_exception(ClientDisconnect())
+        self._end(ClientDisconnect())
 
     def pause_writing(self) -> None:
         """The client reads slowly."""
@@ -106,11 +117,17 @@ class Filler(asyncio.BufferedProtocol):
         """It has caught up."""
         self._owner.resume_writing()
 
+    def _end(self, error: ClientDisconnect | TooSlow | None) -> None:
+        self._timer.cancel()
+        if not self._has_ended:
+            self._has_ended = True
+            self._on_end(error)
+
     def _check_pace(self) -> None:
         try:
-            self._pace.check(self._filled)
+            self._pace.check(self._arrived)
         except TooSlow as error:
-            self.full.set_exception(error)
+            self._end(error)
         else:
             self._timer = asyncio.get_running_loop().call_later(_WINDOW_S, self._check_pace)
 

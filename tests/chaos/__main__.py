@@ -19,17 +19,18 @@ import httpx
 import numpy as np
 import torch
 
-from model.attention import seeded_layer
-from tests.chaos.clients import Clients, Question, garbage, head_of
+from model.attention import MultiHeadAttention, seeded_layer
+from tests.chaos.clients import Account, Clients, Question, garbage, head_of
 from tests.conftest import publish, weights_of
 from tests.oracle import multi_head_attention
 from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
-# Additive scoring computes much for few bytes, so that ten times what a server can do can be sent on the same machine.
 SIZE, HEADS, TOKENS = 32, 2, 64
-# So much work for so few bytes that who sends ten times what can be done takes little of the two cores.
-LONG = 512
+# A tenth of a second of work for 32 KiB: who sends ten times what can be done then takes little of the cores that the
+# server has to do it on. Additive scoring, inputs narrower than what is computed.
+LONG, NARROW, WIDE = 512, 8, 128
 MAX_QUEUE_MS: Final = 500
+_ROUNDS: Final = 5
 NAME: Final = "layer"
 Check = tuple[str, bool]
 
@@ -60,33 +61,64 @@ class Scene:
 
 async def overload(scene: Scene) -> None:
     """Twice and ten times what the server can do: it goes on at full speed, refuses the rest, and stays reachable."""
-    questions = _questions([1, 2], LONG, 4)
+    layer = seeded_layer(WIDE, HEADS, seed=1, scoring="additive", query_size=NARROW, key_size=NARROW, value_size=NARROW)
+    scene.models = scene.folder / "models"
+    publish(layer, scene.models, NAME, 1)
+    questions = _questions([layer], (2, LONG, NARROW), 2)
     with scene.server() as server:
-        clients = Clients(server.url, questions)
-        await clients.closed_loop(8, 2)
-        peak = await clients.closed_loop(8, 5)
-        scene.figures["peak_per_s"] = round(peak, 1)
+        await Clients(server.url, questions).closed_loop(4, 2)
+        rounds = [await _round(server.url, questions) for _ in range(_ROUNDS)]
+        # Machines that others use, too, change their pace within a minute: each round is compared with its own peak.
+        scene.figures["peaks_per_s"] = [round(one[1].goodput, 1) for one in rounds]
+        scene.check("at capacity all are answered right", holds=all(one[1].account.only() for one in rounds))
         for times in (2, 10):
-            crowd = Clients(server.url, questions)
-            healths: list[float] = []
-            watching = asyncio.create_task(_watch(server.url, healths))
-            goodput = await crowd.open_loop(times * peak, 8)
-            watching.cancel()
-            crowd.close()
-            queued_s, health_s = crowd.account.queued_p99_s(), float(np.quantile(healths, 0.99))
+            loads = [one[times] for one in rounds]
+            ratios = [one[times].goodput / one[1].goodput for one in rounds]
+            queued_s = max(load.account.queued_p99_s() for load in loads)
+            health_s = max(float(np.quantile(load.healths_s, 0.99)) for load in loads)
             scene.figures[f"at {times} times"] = {
-                "goodput_of_peak": round(goodput / peak, 3), "queue_p99_ms": round(queued_s * 1e3),
-                "p99_ms": round(crowd.account.p99_s() * 1e3),
-                "health_p99_ms": round(health_s * 1e3, 1), "account": str(crowd.account),
+                "goodput_of_peak": round(float(np.median(ratios)), 3), "each": [round(ratio, 3) for ratio in ratios],
+                "queue_p99_ms": round(queued_s * 1e3), "health_p99_ms": round(health_s * 1e3, 1),
+                "accounts": [str(load.account) for load in loads],
             }  # fmt: skip
-            scene.check(f"{times} times: each is answered right or refused", holds=crowd.account.only("overloaded"))
-            scene.check(f"{times} times: every request is accounted for", holds=crowd.account.is_complete())
+            right = all(load.account.only("overloaded") for load in loads)
+            scene.check(f"{times} times: each is answered right or refused", holds=right)
+            complete = all(load.account.is_complete() for load in loads)
+            scene.check(f"{times} times: every request is accounted for", holds=complete)
             scene.check(f"{times} times: health p99 within 100 ms", holds=health_s <= 0.1)
-            scene.check(f"{times} times: goodput at least 90 % of the peak", holds=goodput >= 0.9 * peak)
+            scene.check(f"{times} times: goodput at least 90 % of the peak", holds=float(np.median(ratios)) >= 0.9)
             scene.check(f"{times} times: queue p99 within its bound", holds=queued_s <= MAX_QUEUE_MS / 1e3)
         after = Clients(server.url, questions)
         await after.closed_loop(4, 1)
         scene.check("afterwards all are answered", holds=after.account.only())
+
+
+@final
+@dataclass(frozen=True)
+class _Load:
+    """What came of one load: answers a second, what became of each request, and how long health took to answer."""
+
+    goodput: float
+    account: Account
+    healths_s: list[float]
+
+
+async def _round(url: str, questions: Sequence[Question]) -> dict[int, _Load]:
+    """The peak, twice and ten times as much, one after the other, watched alike."""
+
+    async def watched(load: Callable[[Clients], Awaitable[float]]) -> _Load:
+        clients, healths_s = Clients(url, questions), list[float]()
+        watching = asyncio.create_task(_watch(url, healths_s))
+        goodput = await load(clients)
+        watching.cancel()
+        clients.close()
+        return _Load(goodput, clients.account, healths_s)
+
+    peak = await watched(lambda clients: clients.closed_loop(4, 6))
+    loads = {1: peak}
+    for times in (2, 10):
+        loads[times] = await watched(lambda clients: clients.open_loop(times * peak.goodput, 8))  # noqa: B023  # awaited at once
+    return loads
 
 
 async def kill(scene: Scene) -> None:
@@ -230,13 +262,16 @@ SCENARIOS: Final[dict[str, Callable[[Scene], Awaitable[None]]]] = {
 
 
 async def _watch(url: str, seconds: list[float]) -> None:
-    """Asks whether the server is alive, twenty times a second, each time as a new client."""
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=0)) as client:
-        while True:
-            started = time.perf_counter()
-            response = await client.get(url + "/health/live")
-            seconds.append(time.perf_counter() - started if response.status_code == 200 else 30.0)
-            await asyncio.sleep(0.05)
+    """Asks whether the server is alive, twenty times a second, each time over a new connection."""
+    host, port = url.removeprefix("http://").split(":")
+    while True:
+        started = time.perf_counter()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        seconds.append(time.perf_counter() - started if answer.startswith(b"HTTP/1.1 200") else 30.0)
+        await asyncio.sleep(0.05)
 
 
 async def _drip(url: str, what: bytes) -> None:
@@ -251,19 +286,19 @@ async def _drip(url: str, what: bytes) -> None:
         writer.close()
 
 
-def _store(folder: Path) -> Path:
-    """Two versions of a layer, and what both answer."""
-    for version in (1, 2):
-        publish(seeded_layer(SIZE, HEADS, seed=version, scoring="additive"), folder, NAME, version)
+def _store(folder: Path, layers: Sequence[MultiHeadAttention]) -> Path:
+    """A repository with these versions of a layer."""
+    for version, layer in enumerate(layers, 1):
+        publish(layer, folder, NAME, version)
     return folder
 
 
-def _questions(versions: Sequence[int], tokens: int, count: int) -> list[Question]:
+def _questions(layers: Sequence[MultiHeadAttention], shape: tuple[int, int, int], count: int) -> list[Question]:
+    """Requests for self-attention, and what each of the layers answers."""
     rng = np.random.default_rng(0)
-    layers = [seeded_layer(SIZE, HEADS, seed=version, scoring="additive") for version in versions]
     questions = []
     for _ in range(count):
-        queries = rng.standard_normal((1, tokens, SIZE), np.float32)
+        queries = rng.standard_normal(shape, np.float32)
         right = [multi_head_attention(weights_of(one), HEADS, queries, queries, queries)[0] for one in layers]
         questions.append(Question.of(queries, *right))
     return questions
@@ -278,8 +313,9 @@ def main(only: Sequence[str], out: Path | None) -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        models = _store(folder / "models")
-        questions = _questions([1, 2], TOKENS, 8)
+        layers = [seeded_layer(SIZE, HEADS, seed=version, scoring="additive") for version in (1, 2)]
+        models = _store(folder / "models", layers)
+        questions = _questions(layers, (1, TOKENS, SIZE), 8)
         for name in only or SCENARIOS:
             (folder / name).mkdir()
             scene = Scene(folder / name, models, questions)

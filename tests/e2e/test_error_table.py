@@ -251,6 +251,22 @@ def test_retry_after(slow: ServerProcess) -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
+def test_refusals_under_load_share_log_lines(tmp_path: Path, seeds_repository: Path) -> None:
+    """Each is counted and has its answer; the log has one line a second, which tells how many had none."""
+    flags = ("--models", str(seeds_repository), "--workers", "1", "--max-queue-ms", "0")
+    with serving_fake(tmp_path / "log", "slow", *flags) as server, ThreadPoolExecutor(8) as pool:
+        first = [answer for answer in pool.map(lambda _: ask(server), range(24)) if answer.status_code == 429]
+        time.sleep(1)
+        second = [answer for answer in pool.map(lambda _: ask(server), range(8)) if answer.status_code == 429]
+        assert len(first) > 10
+        lines = [event for event in server.events() if event["event"] == "request" and event["code"] == "overloaded"]
+        assert len(lines) < len(first)
+        assert sum(1 + line["unlogged"] for line in lines) in range(len(first) + 1, len(first + second) + 1)
+        metrics = server.client.get("/metrics").text
+        counted = next(line for line in metrics.splitlines() if 'code="overloaded"' in line)
+        assert float(counted.split()[-1]) == len(first + second)
+
+
 def test_answer_that_is_just_short_enough(modest: ServerProcess) -> None:
     """An answer of exactly the limit is given; the message of one beyond has both numbers."""
     assert ask(modest).status_code == 200

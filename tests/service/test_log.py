@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from service.log import Sampled
+
 SETUP = """
 import logging
 import structlog
@@ -107,3 +109,11 @@ class TestLevel:
         """Of uvicorn only warnings are written; its own start and stop lines say less than ours."""
         code = "uvicorn.info('Started server process'); uvicorn.warning('Invalid HTTP request received.')"
         assert [line["event"] for line in lines_of(code, level)] == ["Invalid HTTP request received."]
+
+
+class TestSampled:
+    def test_one_a_period_tells_of_the_others(self) -> None:
+        """The first is written; then one a period, with the number of those that were left out since."""
+        times = iter([0.0, 0.0, 0.1, 0.9, 1.0, 1.5, 7.0, 7.5])
+        sampled = Sampled(1.0, lambda: next(times))
+        assert [sampled.turn() for _ in range(7)] == [0, None, None, 2, None, 1, None]

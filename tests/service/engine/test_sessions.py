@@ -53,3 +53,16 @@ class TestSessions:
         assert entry(1, "session.intra_op.allow_spinning") == "0"
         assert entry(2, "session.intra_op.allow_spinning") == "1"
         assert entry(2, "session.force_spinning_stop") == "1"
+
+    @pytest.mark.parametrize(
+        ("model", "name", "keeps"),
+        [
+            pytest.param("odd", "full", False, id="scores"),
+            pytest.param("odd", "attend", True, id="tiles"),
+            pytest.param("additive", "full", True, id="additive_scores"),
+        ],
+    )
+    def test_memory_is_kept_where_calls_need_much(self, repository: Path, model: str, name: str, keeps: bool) -> None:
+        """An arena is kept for what is as large as the workspace: tiles, and additive scoring's vectors."""
+        session = Sessions(Repository(repository).read(model, 1), CPU).graph(name, 1).session
+        assert session.get_session_options().enable_cpu_mem_arena is keeps
