@@ -16,7 +16,8 @@ from typing import Final, final
 
 from service.errors import Overloaded
 
-# A wait can be told to a third: measured at ten times what could be done, on a machine that others use, the longest
+# A wait can be told to a third: measured at ten times what could be done, on a machine that others use, too, the
+# longest were so much longer than told.
 _MARGIN: Final = 0.7
 _WINDOW_S: Final = 0.25
 # When a busy time ends, what each worker has in hand is not yet done; among so many calls that does not matter.

@@ -25,7 +25,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def door(clock: Clock, *, workers: int = 2, most_wait_s: float = 1.25, most_bytes: float = math.inf) -> Admission:
+def door(clock: Clock, *, workers: int = 2, most_wait_s: float = 1.43, most_bytes: float = math.inf) -> Admission:
     """An admission on that clock, where a turn is half a second, and nobody is to be told to wait for more than one."""
     return Admission(workers, 0.5, most_wait_s, most_bytes, clock)
 
@@ -73,7 +73,7 @@ class TestWait:
         """The advice is the wait, in whole seconds; one who leaves makes room."""
         admission = door(clock)
         tickets = [admission.enter(0.45) for _ in range(5)]
-        with pytest.raises(Overloaded, match=r"the wait is 1.1\d* s, the limit is 1.25 s \(max_queue_ms\)") as refused:
+        with pytest.raises(Overloaded, match=r"the wait is 1.1\d* s, the limit is 1.43 s \(max_queue_ms\)") as refused:
             admission.enter(0.001)
         assert refused.value.retry_after_s == 2
         admission.leave(tickets[2])
