@@ -1,5 +1,6 @@
 """Requests that are large in one way or another: memory stays bounded, answers exact, and small requests get by."""
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load, save
 
@@ -109,3 +111,22 @@ def test_metrics_tell_the_waste(tight: ServerProcess) -> None:
     assert tight.client.post("/v1/attention", content=save(tensors), headers=SAFETENSORS).status_code == 200
     after = keys()
     assert {kind: after[kind] - before[kind] for kind in after} == {"received": 150, "valid": 21, "computed": 21}
+
+
+def test_out_of_memory_is_one_request_s_own(tmp_path: Path, seeds_repository: Path) -> None:
+    """Where the system has no more memory to give, the request that wants it fails, and the next one is answered."""
+    small, large = (save({"queries": np.ones(shape, np.float32)}) for shape in ((1, 4, 100), (64, 1200, 100)))
+    with serving(tmp_path / "log", "--models", str(seeds_repository), "--processes", "1") as server:
+
+        def status(body: bytes) -> int:
+            return server.client.post("/v1/attention", content=body, headers=SAFETENSORS).status_code
+
+        assert status(small) == 200
+        pid = server.process.pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+        resource.prlimit(pid, resource.RLIMIT_AS, (psutil.Process(pid).memory_info().vms + 8 * 1024 * 1024, hard))
+        assert status(large) == 500
+        assert status(small) == 200
+        assert server.client.get("/health/live").status_code == 200
+        resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
+        assert status(large) == 200

@@ -1,100 +1,84 @@
 """Whatever bytes come, a codec reads them or refuses them: no other exception, no warning, for any media type."""
 
 import io
-import json
 import struct
 import zipfile
 from typing import Any
 
-import numpy as np
 import pytest
-import safetensors.numpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.codec import Codec
-from service.codec.json import JsonCodec
-from service.codec.npz import NpzCodec
-from service.codec.safetensors import SafetensorsCodec
 from service.errors import ServiceError
-from service.tensors import AttentionInputs
-from tests.strategies import LAYER, examples, json_text, json_values, mutated
+from service.tensors import INPUT_NAMES
+from tests.hostile.forms import FORMS, Form
+from tests.strategies import examples, json_text, json_values, mutated
 
-TENSORS = {
-    "queries": np.ones((1, 2, LAYER.query_size), np.float32),
-    "keys": np.ones((1, 3, LAYER.key_size), np.float32),
-    "values": np.ones((1, 3, LAYER.value_size), np.float32),
-    "valid_lens": np.array([2]),
-}
-
-
-def _npz(save: Any) -> bytes:
-    file = io.BytesIO()
-    save(file, **TENSORS)
-    return file.getvalue()
-
-
-JSON, SAFETENSORS, NPZ = JsonCodec(), SafetensorsCodec(), NpzCodec(64 * 1024)
 BODIES = [
-    pytest.param(JSON, json.dumps({name: x.tolist() for name, x in TENSORS.items()}).encode(), id="json"),
-    pytest.param(SAFETENSORS, safetensors.numpy.save(TENSORS), id="safetensors"),
-    pytest.param(NPZ, _npz(np.savez), id="npz"),
-    pytest.param(NPZ, _npz(np.savez_compressed), id="npz_deflated"),
+    pytest.param(form, body, id=f"{name}_{number}")
+    for name, form in FORMS.items()
+    for number, body in enumerate(form.good)
 ]
-CODECS = [pytest.param(codec, id=name) for codec, name in ((JSON, "json"), (SAFETENSORS, "safetensors"), (NPZ, "npz"))]
 
 drawn = examples(250)
 
+# numpy reads what Python 2 and numpy 1 wrote, and warns of it; the service's log takes the warning.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Reading `.npy` or `.npz` file required:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Data type alias:DeprecationWarning"),
+]
 
-def judge(codec: Codec, body: bytes) -> None:
+
+def judge(name: str, body: bytes) -> None:
     """Reads a body as the service does. Anything but a ServiceError gets through, warnings included."""
     try:
-        AttentionInputs.parse(codec.decode(body), LAYER)
+        FORMS[name].read(body)
     except ServiceError as error:
         message = str(error)
         assert message
         assert len(message) < 1000
 
 
-@pytest.mark.parametrize(("codec", "body"), BODIES)
-def test_good_body_is_read(codec: Codec, body: bytes) -> None:
+@pytest.mark.parametrize(("form", "body"), BODIES)
+def test_good_body_is_read(form: Form, body: bytes) -> None:
     """The bodies that are about to be spoiled are good ones."""
-    AttentionInputs.parse(codec.decode(body), LAYER)
+    form.read(body)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", FORMS)
 @given(body=st.binary(max_size=300))
 @example(b"")
 @drawn
-def test_any_bytes(codec: Codec, body: bytes) -> None:
+def test_any_bytes(name: str, body: bytes) -> None:
     """Bytes that mean nothing are refused."""
-    judge(codec, body)
+    judge(name, body)
 
 
-@pytest.mark.parametrize(("codec", "body"), BODIES)
+@pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
 @drawn
-def test_spoiled_body(codec: Codec, body: bytes, data: st.DataObject) -> None:
+def test_spoiled_body(name: str, data: st.DataObject) -> None:
     """A good body in which some bytes were replaced, removed or doubled is read or refused."""
-    judge(codec, data.draw(mutated(body)))
+    good = data.draw(st.sampled_from(FORMS[name].good))
+    judge(name, data.draw(mutated(good)))
 
 
-@pytest.mark.parametrize(("codec", "body"), BODIES)
-def test_body_cut_anywhere(codec: Codec, body: bytes) -> None:
+@pytest.mark.parametrize(("form", "body"), BODIES)
+def test_body_cut_anywhere(form: Form, body: bytes) -> None:
     """A good body that ends too early is refused, wherever it ends."""
     for end in {*range(0, len(body), 7), *range(max(0, len(body) - 130), len(body))}:
         with pytest.raises(ServiceError):
-            AttentionInputs.parse(codec.decode(body[:end]), LAYER)
+            form.read(body[:end])
 
 
-names = st.sampled_from([*TENSORS, "__metadata__", ""])
+names = st.sampled_from([*INPUT_NAMES, "__metadata__", ""])
 
 
 @given(document=st.dictionaries(names, json_values(), max_size=3))
 @drawn
 def test_any_json(document: dict[str, Any]) -> None:
     """Any JSON object is read or refused."""
-    judge(JSON, json_text(document))
+    judge("json", json_text(document))
 
 
 sizes = st.one_of(st.integers(0, 3), st.sampled_from([11, 13, 17, 2**31, 2**62, 2**63, 2**64, -1]), json_values())
@@ -117,7 +101,7 @@ entries = st.fixed_dictionaries(
 def test_any_safetensors_header(header: dict[str, Any], data: bytes) -> None:
     """Any JSON object as a header, over any data, is read or refused."""
     text = json_text(header)
-    judge(SAFETENSORS, struct.pack("<Q", len(text)) + text + data)
+    judge("safetensors", struct.pack("<Q", len(text)) + text + data)
 
 
 npy_headers = st.one_of(
@@ -144,9 +128,6 @@ npy_headers = st.one_of(
     method=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
 )
 @examples(500)
-# numpy reads what Python 2 and numpy 1 wrote, and warns of it; the service's log takes the warning.
-@pytest.mark.filterwarnings("ignore:Reading `.npy` or `.npz` file required:UserWarning")
-@pytest.mark.filterwarnings("ignore:Data type alias:DeprecationWarning")
 def test_any_npy_header(header: str, data: bytes, version: int, method: int) -> None:
     """Any text as an array's header, over any data, is read or refused."""
     text = header.encode("latin-1") + b"\n"
@@ -154,4 +135,4 @@ def test_any_npy_header(header: str, data: bytes, version: int, method: int) -> 
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
         archive.writestr("queries.npy", b"\x93NUMPY" + bytes([version, 0]) + size + text + data)
-    judge(NPZ, file.getvalue())
+    judge("npz", file.getvalue())
