@@ -10,6 +10,7 @@ import click
 
 _COMMANDS: Final = {
     "export": ("export.cli", "export", "Turn a layer into a checked artefact."),
+    "health": ("service.cli", "health", "Ask a server how it is."),
     "inspect": ("service.cli", "inspect", "Show what an artefact holds."),
     "serve": ("service.cli", "serve", "Serve the artefacts of a repository over HTTP."),
 }

@@ -1,9 +1,13 @@
-"""`mha serve` and `mha inspect`."""
+"""`mha serve`, `mha health` and `mha inspect`."""
 
 import json
 import os
+import ssl
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import click
 from pydantic.fields import FieldInfo
@@ -69,6 +73,48 @@ def _print_settings(loaded: LoadedSettings) -> None:
         click.echo(
             f"{setting:{width}}  {'' if value is None else value!s:12}  {origin:11}  {environment_name(setting)}"
         )
+
+
+@click.command("health")
+@click.option(
+    "--url", help="Of the server.  [default: what the MHA_* settings of this environment say, on this machine]"
+)
+@click.option(
+    "--of",
+    "what",
+    type=click.Choice(["live", "ready", "startup"]),
+    default="live",
+    help="What to ask for.  [default: live]",
+)
+@click.option("--timeout-s", default=2.0, type=click.FloatRange(0.1), help="How long to wait.  [default: 2]")
+def health(url: str | None, what: str, timeout_s: float) -> None:
+    """Ask a server how it is; the exit status is 0 if it is well, and 1 if not.
+
+    For a container's health check, which finds the port and TLS in the same settings as the server.
+    """
+    try:
+        base = url or _own_url(load_settings({}, os.environ).settings)
+        answer = urlopen(f"{base.rstrip('/')}/health/{what}", timeout=timeout_s, context=_any_certificate())  # noqa: S310
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+    except HTTPError as error:
+        raise click.ClickException(f"{what}: {error.code} {error.read(1000).decode(errors='replace')}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        raise click.ClickException(f"{what}: {error}") from error
+    click.echo(answer.read(1000))
+
+
+def _own_url(settings: Settings) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    scheme = "http" if settings.tls_certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def _any_certificate() -> ssl.SSLContext:
+    # It is made out to the name that clients use; nothing is sent but the question.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 @click.command("inspect")

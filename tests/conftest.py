@@ -1,5 +1,6 @@
 """Artefacts made once, and servers of them, shared by all tests."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +94,19 @@ def lone_server(tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path
     """A server of the example layer alone, as `make serve` starts it."""
     with serving(tmp_path_factory.mktemp("lone") / "log", "--models", str(seeds_repository)) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two self-signed certificates for localhost, with their keys."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("one", "two"):
+        made = (
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", f"/CN={name}",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        )  # fmt: skip
+        subprocess.run(made, cwd=folder, check=True, capture_output=True)
+    protected = ("openssl", "ec", "-in", "one.key", "-aes128", "-passout", "pass:secret", "-out", "protected.key")
+    subprocess.run(protected, cwd=folder, check=True, capture_output=True)
+    return folder

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 import signal
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -131,22 +130,6 @@ class TestReload:
                 member.send_signal(signal.SIGHUP)
             time.sleep(0.3)
             assert httpx.post(server.url + INFER, json=GOOD).status_code == 200
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two self-signed certificates for localhost, with their keys."""
-    folder = tmp_path_factory.mktemp("certificates")
-    for name in ("one", "two"):
-        made = (
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", f"/CN={name}",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        )  # fmt: skip
-        subprocess.run(made, cwd=folder, check=True, capture_output=True)
-    protected = ("openssl", "ec", "-in", "one.key", "-aes128", "-passout", "pass:secret", "-out", "protected.key")
-    subprocess.run(protected, cwd=folder, check=True, capture_output=True)
-    return folder
 
 
 class TestTls:
