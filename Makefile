@@ -6,11 +6,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 HOST ?= 127.0.0.1
 PORT ?= 8000
 EXTRA ?= cpu
+# For `make image`.
+ENGINE ?= $(shell command -v docker || command -v podman || command -v buildah)
+TARGET ?= cpu
+IMAGE ?= mha-service:$(TARGET)
+IMAGE_FLAGS ?=
 
-.PHONY: help serve test check audit bench bench-gpu chaos format clean
+.PHONY: help serve test check audit bench bench-gpu chaos soak fuzz image test-image format clean
 
 help:  ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve models/attention/1/manifest.json  ## Install, export the example layer if no model is there, and serve it.
 	@printf '\nTry it, from this folder in another terminal:\n\n  %s\n\n' \
@@ -41,6 +46,20 @@ bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants
 
 chaos: $(VENV)/.dev  ## Misuse a real server on loopback, and account for every request (4 minutes).
 	$(BIN)/python -m tests.chaos
+
+soak: $(VENV)/.dev  ## Send mixed requests for a quarter of an hour; memory, descriptors and threads have to level off.
+	$(BIN)/python -m tests.chaos.soak
+
+fuzz: $(VENV)/.dev  ## Look for bodies that are neither read nor refused (an hour), and keep what is new.
+	$(PIP) --editable '.[$(EXTRA),export,dev,fuzz]'
+	$(BIN)/python -m tests.hostile
+
+image:  ## Build the image: TARGET=cpu or cuda, with docker, podman or buildah.
+	@test -n "$(ENGINE)" || { echo "want docker, podman or buildah, or ENGINE=/path/to/one" >&2; exit 1; }
+	$(ENGINE) build --target $(TARGET) --tag $(IMAGE) $(IMAGE_FLAGS) .
+
+test-image: $(VENV)/.dev  ## Build the image for real, run it, post tensors to it, and end it.
+	$(BIN)/python -m tests.image
 
 bench-gpu: $(VENV)/.dev  ## Measure what a GPU gives; wants EXTRA=gpu, and a machine with one.
 	$(BIN)/mha export --num-hiddens 512 --num-heads 8 --seed 0 --out .bench/gpu --name attention --version 1 --force

@@ -1,0 +1,1 @@
+"""The image, built and run for real: `make test-image`."""
