@@ -94,6 +94,11 @@ class Plan:
     projections: tuple[Projecting, ...]
     parts: tuple[Part, ...]
 
+    def seconds(self, layer: Layer, cost: CostModel) -> float:
+        """Of all its calls by the cost model, one after the other."""
+        total_s = sum(piece.seconds(layer, cost) for piece in self.parts)
+        return total_s + sum(piece.seconds(layer, cost) for piece in self.projections) if self.projections else total_s
+
 
 def plan(inputs: AttentionInputs, layer: Layer, cost: CostModel, limits: Limits, *, need_weights: bool = False) -> Plan:
     """The calls of a request: every query of every row stands in exactly one part.

@@ -71,16 +71,15 @@ class Run:
         release: to be called on the event loop when nothing of it runs any more; None until it was dropped.
     """
 
-    def __init__(self, job: Job, calls: Plan, submitted: float, deliver: Callable[[Done | ServiceError], None]) -> None:
+    def __init__(
+        self, job: Job, calls: Plan, work_s: float, submitted: float, deliver: Callable[[Done | ServiceError], None]
+    ) -> None:
         self.job = job
+        self.work_s = work_s
         self.projections = Projections(job.layer, job.inputs, calls.projections)
         self.assembly = Assembly(job.inputs, job.layer, len(calls.parts), job.need_weights)
         self.num_tasks = len(calls.projections) + len(calls.parts)
         self.only_piece = calls.parts[0] if self.num_tasks == 1 else None
-        layer, cost = job.layer, job.engine.cost
-        self.work_s = sum(piece.seconds(layer, cost) for piece in calls.parts)
-        if calls.projections:
-            self.work_s += sum(piece.seconds(layer, cost) for piece in calls.projections)
         self.running = 0
         self.dropped = False
         self.began: float | None = None

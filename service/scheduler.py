@@ -60,17 +60,23 @@ class Scheduler:
             Overflow: the result does not fit.
         """
         calls = plan(job.inputs, job.layer, job.engine.cost, self._limits, need_weights=job.need_weights)
+        work_s = calls.seconds(job.layer, job.engine.cost)
+        self._check_hope(job, work_s)
+        ticket = self.admission.enter(work_s)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Done] = loop.create_future()
-        run = Run(job, calls, self._clock(), lambda outcome: _deliver(answer, outcome))
-        self._check_hope(run)
-        ticket = self.admission.enter(run.work_s)
-        self._open(loop)
+        run = None
         try:
+            # It takes room for its answer, so it is made only now that it may come in.
+            run = Run(job, calls, work_s, self._clock(), lambda outcome: _deliver(answer, outcome))
+            self._open(loop)
             outcome = await self._calls.try_alone(run)
             return _result(outcome) if outcome is not None else await self._queued(run, answer)
         finally:
-            self._calls.drop(run, lambda: self.admission.leave(ticket))
+            if run is None:
+                self.admission.leave(ticket)
+            else:
+                self._calls.drop(run, lambda: self.admission.leave(ticket))
 
     @property
     def longest_call_s(self) -> float:
@@ -81,9 +87,9 @@ class Scheduler:
         """Ends the workers, after what they are computing."""
         self._calls.close()
 
-    def _check_hope(self, run: Run) -> None:
-        least_s = run.work_s / self._workers
-        remaining_s = run.job.deadline - self._clock()
+    def _check_hope(self, job: Job, work_s: float) -> None:
+        least_s = work_s / self._workers
+        remaining_s = job.deadline - self._clock()
         if 0 < _HOPELESS * remaining_s < least_s:  # one whose time is over already is told so where all are
             raise DeadlineExceeded(
                 f"the request takes about {least_s:.3g} s on {self._workers} workers, and has {remaining_s:.3g} s; "

@@ -21,15 +21,22 @@ _SETTLING: Final = 0.2
 @final
 @dataclass(frozen=True)
 class Question:
-    """A request, and what may be answered: the output of each model version that may be served."""
+    """A request, and what may be answered: the output of each model version that may be served.
+
+    Written once, since who sends ten times what can be done must not need the server's cores for it.
+    """
 
     body: bytes
     right: tuple[np.ndarray, ...]
+    kept_alive: bytes
+    closed: bytes
 
     @classmethod
     def of(cls, queries: np.ndarray, *right: np.ndarray) -> "Question":
         """Self-attention of these queries."""
-        return cls(save({"queries": queries}), right)
+        body = save({"queries": queries})
+        kept_alive, closed = (_head(len(body), keep_alive=kept) + body for kept in (True, False))
+        return cls(body, right, kept_alive, closed)
 
     def is_right(self, content: bytes) -> bool:
         """Whether an answer is that of one version, whole."""
@@ -134,7 +141,8 @@ class Clients:
         self.account.sent += 1
         started = time.perf_counter()
         try:
-            outcome = await asyncio.wait_for(self._outcome(question), _LIMIT_S)
+            async with asyncio.timeout(_LIMIT_S):
+                outcome = await self._outcome(question)
         except TimeoutError:
             outcome = "never answered"
         if outcome == "answered":
@@ -147,7 +155,7 @@ class Clients:
         except OSError:
             return "not accepted"
         try:
-            writer.write(_head(len(question.body), keep_alive=self._keep_alive) + question.body)
+            writer.write(question.kept_alive if self._keep_alive else question.closed)
             status, headers, content = await _response(reader)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             writer.close()

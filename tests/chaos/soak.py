@@ -16,6 +16,7 @@ from typing import Final, final
 import click
 import numpy as np
 import torch
+import uvloop
 
 from model.attention import seeded_layer
 from tests.chaos.clients import Clients, Question, garbage, head_of
@@ -125,7 +126,7 @@ def main(seconds: int, out: Path | None) -> None:
         publish(seeded_layer(SIZE, HEADS, seed=1), folder / "models", NAME, 1)
         asked = questions(_QUESTIONS)
         with serving(folder / "log", "--models", str(folder / "models")) as server:
-            clients, samples = asyncio.run(soak(server, asked, seconds))
+            clients, samples = uvloop.run(soak(server, asked, seconds))
     held = verdicts(samples)
     held["all are answered right"] = clients.account.only() and clients.account.is_complete()
     click.echo(f"{clients.account}")
