@@ -27,6 +27,8 @@ _SPARE_CONNECTIONS: Final = 32
 _ALWAYS_ANSWERED: Final = (b"/health/", b"/v2/health/", b"/metrics")
 # For how long a connection that was refused is read on, to no purpose but that.
 _LINGER_S: Final = 2.0
+# For a request on its way, where the server ends: its client had the connection before.
+_LAST_CHANCE_S: Final = 1.0
 # Of a body that nobody wants.
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -65,6 +67,7 @@ class Protocol(HttpToolsProtocol):
     _awaits_head = True
     _lingers = False
     _is_spare = False
+    _is_last = False
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -104,6 +107,18 @@ class Protocol(HttpToolsProtocol):
         if self.on_closed is not None:
             self.on_closed()
 
+    def shutdown(self) -> None:
+        """The server ends. Who has connected before, or begun a request, still gets that one answered.
+
+        To close a connection that was accepted and has not yet been heard of would lose what its client has just sent.
+        """
+        is_young = self.cycle is None or (self._awaits_head and self._head_bytes > 0)
+        if is_young and not self._lingers and not self.transport.is_closing():
+            self._is_last = True
+            self.loop.call_later(_LAST_CHANCE_S, self._end_unless_asked, self.cycle)
+        else:
+            super().shutdown()
+
     def on_response_complete(self) -> None:
         """An answer is complete, perhaps without a body."""
         self._writer.flush()
@@ -131,6 +146,7 @@ class Protocol(HttpToolsProtocol):
             self._refusal = self._too_many()
             raise self._refusal
         super().on_headers_complete()
+        self.cycle.keep_alive = self.cycle.keep_alive and not self._is_last
         # The application starts in the event loop's next round, so it finds this.
         self.cycle.transport = self._writer  # type: ignore[assignment]
         self.cycle.scope["extensions"] = {
@@ -258,6 +274,10 @@ class Protocol(HttpToolsProtocol):
             self._refuse(TooSlow(f"request: no head within {self._limits.head_timeout_s:g} s (head_timeout_s)"))
         else:
             self.transport.close()  # nothing was asked, so there is nothing to answer
+
+    def _end_unless_asked(self, before: RequestResponseCycle | None) -> None:
+        if self.cycle is before and not self._lingers:
+            self.transport.close()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -148,6 +148,9 @@ class _Server(uvicorn.Server):
         except OSError:  # the client has left already
             connection.close()
             protocol.on_closed()
+        else:
+            if self.should_exit:  # those that are there have been told
+                protocol.shutdown()
 
 
 def _protocol(settings: Settings, num_processes: int) -> Callable[..., Protocol]:

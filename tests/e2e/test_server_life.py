@@ -10,12 +10,16 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
+from tests.e2e.test_body_limits import connected, head, reply
 from tests.fakes import SLOW_S
-from tests.served import clean_environment, serving, serving_fake
+from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
 BODY = {"queries": [[[0.5] * 100]]}
+GOOD = save({"queries": np.ones((1, 2, 100), np.float32)})
 
 
 def failed_start(*flags: str, **settings: str) -> str:
@@ -27,6 +31,15 @@ def failed_start(*flags: str, **settings: str) -> str:
     assert run.returncode == 1, run.stdout + run.stderr
     assert "Traceback" not in run.stderr
     return run.stderr
+
+
+def accepts(server: ServerProcess) -> bool:
+    """Whether one can connect."""
+    try:
+        connected(server).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 class TestStart:
@@ -107,6 +120,35 @@ class TestEnd:
             for thread in threads:
                 thread.join()
         assert statuses == [200, 200, 200]
+
+    @pytest.mark.parametrize("processes", ["1", "2"])
+    @pytest.mark.parametrize("begun", [0, 20], ids=["silent", "in_the_head"])
+    def test_connection_that_was_there_before_may_ask(
+        self, tmp_path: Path, seeds_repository: Path, processes: str, begun: int
+    ) -> None:
+        """A client that connected in time is answered, though its request comes when nobody can connect any more."""
+        flags = ("--models", str(seeds_repository), "--processes", processes, "--drain-delay-s", "0.2")
+        request = head(f"Content-Length: {len(GOOD)}") + GOOD
+        with serving(tmp_path / "log", *flags) as server, connected(server) as connection:
+            connection.sendall(request[:begun])
+            time.sleep(0.1)
+            server.process.terminate()
+            while accepts(server):
+                time.sleep(0.01)
+            time.sleep(0.2)
+            connection.sendall(request[begun:])
+            answer = reply(connection)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            assert connection.recv(1) == b""
+            assert server.process.wait(10) == 0
+
+    def test_connection_that_never_asks_is_not_waited_for(self, tmp_path: Path, seeds_repository: Path) -> None:
+        """A second later the server has ended."""
+        flags = ("--models", str(seeds_repository), "--drain-delay-s", "0")
+        with serving(tmp_path / "log", *flags) as server, connected(server):
+            time.sleep(0.1)
+            server.process.terminate()
+            assert server.process.wait(5) == 0
 
     def test_second_signal_ends_it_now(self, tmp_path: Path, seeds_repository: Path) -> None:
         """A second signal does not wait for the drain delay."""
