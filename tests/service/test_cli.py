@@ -34,7 +34,12 @@ class TestHelp:
         """`mha --help` names each subcommand, with a word on what it does."""
         result = mha("--help")
         assert result.exit_code == 0
-        assert re.findall(r"^  (\w+) +[A-Z].*\.$", result.output, re.MULTILINE) == ["export", "inspect", "serve"]
+        assert re.findall(r"^  (\w+) +[A-Z].*\.$", result.output, re.MULTILINE) == [
+            "export",
+            "health",
+            "inspect",
+            "serve",
+        ]
 
     @pytest.mark.parametrize("setting", list(Settings.model_fields))
     def test_of_serve_explains_every_setting(self, setting: str) -> None:
