@@ -37,6 +37,20 @@ def is_answered(connection: socket.socket) -> bool:
     return reply(connection).status_code == 200
 
 
+def ends_though_bytes_trickle(connection: socket.socket) -> bool:
+    """Whether the server ends a connection on which a byte comes now and then."""
+    connection.settimeout(0.2)
+    for _ in range(60):
+        try:
+            connection.send(b"a")
+            return connection.recv(1) == b""
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
 class TestRest:
     @pytest.mark.parametrize("rest", [1, 65_535, 65_536, 65_537, 3_000_000])
     @pytest.mark.parametrize("arrived", [0, 1, 70_000])
@@ -71,8 +85,7 @@ class TestRest:
         with connected(keyed) as connection:
             connection.sendall(head("Content-Length: 500000"))
             check_refused(reply(connection), UNAUTHORIZED)
-            connection.settimeout(20)
-            assert connection.recv(1) == b""
+            assert ends_though_bytes_trickle(connection)
 
     def test_client_that_goes_instead_of_sending_it(self, keyed: ServerProcess) -> None:
         """Nobody waits for a rest whose client has left."""
