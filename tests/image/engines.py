@@ -23,6 +23,8 @@ _BASE: Final = "localhost/mha-base:bookworm"
 _PACKAGES: Final = "python3,python3-venv,ca-certificates"
 # What Debian's slim images do without, too.
 _SUPERFLUOUS: Final = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
+# Long enough to ask it how it is meanwhile.
+_DRAIN: Final = "MHA_DRAIN_DELAY_S=2"
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "cert")
 
 
@@ -97,7 +99,7 @@ class Docker:
         name = f"mha-test-{os.getpid()}"
         command = [
             self._name, "run", "--rm", "--init", "--read-only", "--name", name, "--publish", f"127.0.0.1:{port}:8000",
-            "--volume", f"{models}:/models:ro", IMAGE,
+            "--env", _DRAIN, "--volume", f"{models}:/models:ro", IMAGE,
         ]  # fmt: skip
         container = _DockerContainer(self._name, name, ServerProcess(command, clean_environment(), log))
         try:
@@ -165,7 +167,7 @@ class Buildah:
         with self._mounted() as (name, _):
             command = [
                 *self._buildah, "run", "--isolation", "chroot", "--network", "host", "--env", f"MHA_PORT={port}",
-                "--volume", f"{models}:/models:ro", name, "--", *config["Entrypoint"], *config["Cmd"],
+                "--env", _DRAIN, "--volume", f"{models}:/models:ro", name, "--", *config["Entrypoint"], *config["Cmd"],
             ]  # fmt: skip
             container = _BuildahContainer(self._buildah, name, port, ServerProcess(command, clean_environment(), log))
             try:
