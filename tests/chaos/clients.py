@@ -56,6 +56,7 @@ class Account:
     outcomes: Counter[str] = field(default_factory=Counter)
     answered_s: list[float] = field(default_factory=list)
     queued_s: list[float] = field(default_factory=list)
+    computed_s: list[float] = field(default_factory=list)
 
     @property
     def answered(self) -> int:
@@ -165,7 +166,8 @@ class Clients:
         else:
             writer.close()
         if status == 200:
-            self.account.queued_s.append(_queued_s(headers["server-timing"]))
+            self.account.queued_s.append(_stage_s(headers["server-timing"], "queue"))
+            self.account.computed_s.append(_stage_s(headers["server-timing"], "compute"))
             return "answered" if question.is_right(content) else "WRONG"
         return str(json.loads(content)["code"])
 
@@ -197,9 +199,9 @@ def _head(length: int, *, keep_alive: bool) -> bytes:
     ).encode()
 
 
-def _queued_s(timing: str) -> float:
+def _stage_s(timing: str, stage: str) -> float:
     """From a Server-Timing header."""
-    (part,) = (part for part in timing.split(", ") if part.startswith("queue;"))
+    (part,) = (part for part in timing.split(", ") if part.startswith(f"{stage};"))
     return float(part.partition("dur=")[2]) / 1e3
 
 
