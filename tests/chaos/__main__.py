@@ -28,9 +28,9 @@ from tests.oracle import multi_head_attention
 from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
 SIZE, HEADS, TOKENS = 32, 2, 64
-# To refuse a request costs 0.5 to 1.5 ms of a core when caches are cold, and at ten times what can be done there are nine
-# of them for each answer: of small work they take their part. So large ones are checked, as many rows as take a quarter
-# of a second of a core, and small ones are told of.
+# To refuse a request costs 0.5 to 1.5 ms of a core when caches are cold, and at ten times what can be done there are
+# nine of them for each answer: of small work they take their part. So large ones are checked, as many rows as take a
+# quarter of a second of a core, and small ones are told of.
 WORK_S: Final = 0.25
 LONG, SHORT, NARROW, WIDE = 512, 192, 8, 128
 MAX_QUEUE_MS: Final = 500
