@@ -104,6 +104,9 @@ class Settings(BaseModel):
     cors_origins: str | None = Field(
         None, description="Origins whose pages may use the API in a browser, separated by commas; * is every one."
     )
+    traces: Literal["off", "otlp"] = Field(
+        "off", description="otlp sends a span for each request to where OTEL_EXPORTER_OTLP_ENDPOINT says."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto is console on a terminal, json elsewhere."

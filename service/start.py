@@ -30,6 +30,7 @@ from service.repository import Repository
 from service.scheduler import CALL_S, Scheduler
 from service.settings import Settings
 from service.slots import NoOthers, Slots
+from service.traces import check_tracing, otlp_traces
 
 # While the GPU computes for one, the other's tensors are put together and sent.
 CUDA_WORKERS: Final = 2
@@ -49,6 +50,8 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     """
     configure_logging(settings.log_level, settings.log_format)
     check_wheels(is_installed)
+    if settings.traces == "otlp":
+        check_tracing(is_installed)
     device = choose_device(settings.device, missing_for_cuda)
     if device.name == "cuda" and settings.processes > 1:
         # Nor could CUDA be used on both sides of a fork.
@@ -60,14 +63,14 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
     log_listening(sock, "http" if secrets.tls is None else "https")
     num_processes = settings.processes or _default_processes(device, _workers(settings, device))
     if num_processes == 1:
-        library = Library(repository, make_engine or _engines(device, settings))
+        library = Library(repository, make_engine or engines(device, settings, usable_cpus()))
         state = server_state(settings, device, library, secrets)
         return serve(state, sock, lambda give_up: create_app(state, lambda: library.start(artifacts), give_up))
 
     notebook = Notebook()
 
     def serve_at(seat: Seat) -> bool:
-        library = Library(repository, make_engine or _engines(device, settings, notebook.recall))
+        library = Library(repository, make_engine or engines(device, settings, usable_cpus(), notebook.recall))
         state = server_state(settings, device, library, secrets, seat)
 
         def load() -> None:
@@ -106,6 +109,7 @@ def server_state(
         scheduler=Scheduler(slots, admission, settings.workspace_bytes, metrics),
         secrets=secrets,
         library=library,
+        traces=otlp_traces() if settings.traces == "otlp" else None,
     )
 
 
@@ -130,8 +134,15 @@ def codecs(settings: Settings) -> dict[str, Codec]:
     return {codec.media_type: codec for codec in every}
 
 
-def _engines(device: Device, settings: Settings, recall: Recall = find_out_anew) -> EngineFactory:
-    """Of the artefacts on a device. Imports the runtime late: it costs 0.2 s that health need not wait for."""
+def engines(device: Device, settings: Settings, cpus: int, recall: Recall = find_out_anew) -> EngineFactory:
+    """Of the artefacts on a device. Imports the runtime late: it costs 0.2 s that health need not wait for.
+
+    Args:
+        device: where to compute.
+        settings: effective.
+        cpus: threads of a call that runs alone, where the settings leave that open.
+        recall: what was found out before.
+    """
     if device.name == "cuda":
         return _cuda_engines(settings, recall)
 
@@ -140,7 +151,7 @@ def _engines(device: Device, settings: Settings, recall: Recall = find_out_anew)
 
         # 0 means: one thread a call while calls run side by side, every CPU for a call that runs alone.
         threads = settings.threads_per_call or 1
-        return CpuEngine(artifact, threads, settings.threads_per_call or usable_cpus(), recall)
+        return CpuEngine(artifact, threads, settings.threads_per_call or cpus, recall)
 
     return make
 

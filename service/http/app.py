@@ -47,7 +47,7 @@ def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[
         lifespan=_lifespan(state, load, give_up),
         redirect_slashes=False,
     )
-    app.add_middleware(Boundary, metrics=state.metrics)
+    app.add_middleware(Boundary, metrics=state.metrics, traces=state.traces)
     app.add_exception_handler(HTTPException, from_http_exception)
     app.add_exception_handler(RequestValidationError, from_validation_error)
     inference = [
@@ -60,7 +60,7 @@ def create_app(state: ServerState, load: Callable[[], None], give_up: Callable[[
     app.include_router(repository_routes(state))
     add_pages(app)
     install_openapi(app, state)
-    dispatch = Dispatch(app, inference, state.metrics)
+    dispatch = Dispatch(app, inference, state.metrics, state.traces)
     origins = [origin.strip() for origin in (state.settings.cors_origins or "").split(",") if origin.strip()]
     return Cors(dispatch, origins) if origins else dispatch
 
@@ -76,6 +76,8 @@ def _lifespan(
         await loading
         state.siblings.note_unready()
         state.scheduler.close()
+        if state.traces is not None:
+            await asyncio.to_thread(state.traces.close)
 
     return lifespan
 

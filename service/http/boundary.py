@@ -16,22 +16,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.codec import Chunk
 from service.errors import EngineFailure, Internal, Overloaded, ServiceError
 from service.http.errors import error_answer
-from service.http.extensions import RESPOND, Header, Respond
+from service.http.extensions import ON_STAGE, RESPOND, Header, Respond
 from service.log import Sampled
 from service.metrics import Metrics
+from service.traces import Stage, Trace, Traces
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 _REFUSALS_S: Final = 1.0
+# The status of a client that left, which no client sees; nginx's number for it.
+_LEFT: Final = 499
 _log = structlog.get_logger("service.access")
 
 
 @final
 class Boundary:
-    """Wraps the application. A valid `X-Request-Id` is kept, else one is made; it is in the answer and in the log."""
+    """Wraps the application. A valid `X-Request-Id` is kept, else one is made; it is in the answer and in the log.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Args:
+        app: what is wrapped.
+        metrics: where requests are counted.
+        traces: where they are traced, or None.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, traces: Traces | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._traces = traces
         # Under load they come by the thousand, and each line is work that answers could have had.
         self._refusals = Sampled(_REFUSALS_S, time.monotonic)
 
@@ -46,6 +56,8 @@ class Boundary:
             scope = {**scope, "method": "GET"}
         if exchange.can_respond:
             scope["extensions"] = {**scope["extensions"], RESPOND: {"respond": exchange.respond}}
+        if self._traces is not None:
+            scope["extensions"] = {**scope.get("extensions", {}), ON_STAGE: {"note": exchange.stages.append}}
         self._metrics.in_flight += 1
         try:
             await self._answer(exchange, scope, receive)
@@ -71,14 +83,20 @@ class Boundary:
 
     def _count(self, exchange: "_Exchange", scope: Scope) -> None:
         route = _route(scope)
-        seconds = time.perf_counter() - exchange.started
-        self._metrics.requests.add((route, scope["method"], str(exchange.status or 499), exchange.code))
+        ended = time.perf_counter()
+        seconds = ended - exchange.started
+        status = exchange.status or _LEFT
+        self._metrics.requests.add((route, scope["method"], str(status), exchange.code))
         self._metrics.request_seconds.observe((route,), seconds)
-        fields: dict[str, int] = {}
-        quiet = route.startswith(("/health", "/metrics"))
+        fields: dict[str, int | str] = {}
+        quiet = route.startswith(("/health", "/v2/health", "/metrics"))
+        if self._traces is not None and not quiet:
+            whole = Stage(route, exchange.started, ended, {"mha.request_id": exchange.request_id})
+            trace = Trace(scope["method"], route, status, exchange.code, scope["headers"], whole, exchange.stages)
+            fields["trace_id"] = self._traces.record(trace)
         if exchange.code == Overloaded.code:
             unlogged = self._refusals.turn()
-            quiet, fields = unlogged is None, {"unlogged": unlogged or 0}
+            quiet, fields["unlogged"] = unlogged is None, unlogged or 0
         (_log.debug if quiet else _log.info)(
             "request",
             request_id=exchange.request_id,
@@ -113,6 +131,7 @@ class _Exchange:
         self.started = time.perf_counter()
         self.status: int | None = None
         self.code = "ok"
+        self.stages: list[Stage] = []
         sent_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         self.request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else new_request_id()
 

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.boundary import Boundary
 from service.metrics import Metrics
+from service.traces import Traces
 
 
 @final
@@ -20,15 +21,15 @@ class Dispatch:
     Args:
         rest: answers what is none of these, wrong methods included.
         routes: whose endpoints are ASGI applications.
-        metrics: for the boundary around them.
+        metrics, traces: for the boundary around them.
     """
 
-    def __init__(self, rest: ASGIApp, routes: Sequence[Route], metrics: Metrics) -> None:
+    def __init__(self, rest: ASGIApp, routes: Sequence[Route], metrics: Metrics, traces: Traces | None) -> None:
         self._rest = rest
         self._routes = routes
         # Most requests have a path without parameters, which needs no expression to be matched.
         self._exact = {route.path: route.endpoint for route in routes if "{" not in route.path}
-        self._fast = Boundary(_call_endpoint, metrics)
+        self._fast = Boundary(_call_endpoint, metrics, traces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers in one of the two ways."""

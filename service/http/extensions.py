@@ -11,6 +11,8 @@ READ_WHOLE: Final = "mha.read_whole"
 """Its `read` is `Protocol.read_whole` of that request."""
 ON_LEAVE: Final = "mha.on_leave"
 """Its `watch` is `Protocol.watch` of that request."""
+ON_STAGE: Final = "mha.on_stage"
+"""Its `note` is to be called with each stage of that request; the boundary offers it where requests are traced."""
 RESPOND: Final = "mha.respond"
 """Its `respond` is `Protocol.respond` of that request."""
 

@@ -5,7 +5,7 @@ Protocols differ in how they read and write, not in what happens between.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar, final
 
@@ -19,10 +19,11 @@ from service.assembly import answer_bytes
 from service.catalog import ServedModel
 from service.codec import Chunk
 from service.errors import AnswerTooLarge, ServiceError
-from service.http.extensions import ON_LEAVE, RESPOND
+from service.http.extensions import ON_LEAVE, ON_STAGE, RESPOND
 from service.http.state import ServerState
 from service.run import Done, Job
 from service.tensors import AttentionInputs, AttentionOutput
+from service.traces import Stage
 
 _T = TypeVar("_T")
 
@@ -33,6 +34,7 @@ _INLINE_BINARY_BYTES: Final = 4 * 1024 * 1024
 _BINARY: Final = ("application/octet-stream", "application/vnd.safetensors")
 # Small pieces are joined: one write is cheaper than several.
 _JOINED_BYTES: Final = 16 * 1024
+_NO_ATTRIBUTES: Final[Mapping[str, str | int]] = {}
 
 
 @final
@@ -46,6 +48,7 @@ class Inference:
         self._send = send
         self._arrived = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._note: Callable[[Stage], None] | None = scope.get("extensions", {}).get(ON_STAGE, {}).get("note")
         self._calls = 0
 
     def check(self, headers: Headers) -> None:
@@ -71,6 +74,7 @@ class Inference:
         longest_s = self._state.settings.timeout_ms / 1000
         deadline = self._arrived + (longest_s if timeout_s is None else min(timeout_s, longest_s))
         self._hold_answer(inputs, model.artifact.layer, need_weights)
+        submitted = time.perf_counter()
         job = Job(model.engine, model.artifact.layer, inputs, need_weights, deadline)
         try:
             with self._ended_when_client_leaves():
@@ -78,8 +82,10 @@ class Inference:
         except ServiceError:
             model.statistics.failed(time.perf_counter() - self._arrived)
             raise
-        self._seconds["queue"] = done.queue_s
-        self._seconds["compute"] = done.compute_s
+        began = submitted + done.queue_s
+        self._staged("queue", submitted, began)
+        what: dict[str, str | int] = {"mha.model": model.artifact.name, "mha.version": model.artifact.version}
+        self._staged("compute", began, began + done.compute_s, {**what, "mha.engine_calls": done.calls})
         self._calls = done.calls
         self._count(inputs, done)
         return done.output
@@ -167,4 +173,11 @@ class Inference:
         try:
             return work() if size_bytes <= most_bytes else await asyncio.to_thread(work)
         finally:
-            self._seconds[stage] = time.perf_counter() - started
+            self._staged(stage, started, time.perf_counter())
+
+    def _staged(
+        self, stage: str, began_s: float, ended_s: float, attributes: Mapping[str, str | int] = _NO_ATTRIBUTES
+    ) -> None:
+        self._seconds[stage] = ended_s - began_s
+        if self._note is not None:
+            self._note(Stage(stage, began_s, ended_s, attributes))

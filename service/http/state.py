@@ -15,6 +15,7 @@ from service.metrics import Metrics
 from service.processes.sibling import Siblings
 from service.scheduler import Scheduler
 from service.settings import Settings
+from service.traces import Traces
 
 # Nobody waits for longer than the time-out, and no call is meant to take more than a fraction of this.
 _STUCK_S: Final = 5.0
@@ -36,6 +37,7 @@ class ServerState:
     scheduler: Scheduler
     secrets: Secrets
     library: Library
+    traces: Traces | None
     siblings: Siblings = field(init=False)
     draining: bool = field(default=False)
 
