@@ -4,6 +4,7 @@ The only package below which onnxruntime may be imported.
 Shape letters: B batch, Q queries, K key-value pairs, H heads, D head size.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -12,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.cost import CostModel
+
+# Since 1.29 the wheels tell Microsoft which models are loaded, and leave an id in the home folder, unless this is set
+# before they are imported (onnxruntime#27379). Who serves attention has not asked for that.
+os.environ["ORT_DISABLE_TELEMETRY"] = os.environ.get("ORT_DISABLE_TELEMETRY") or "1"
 
 Floats = NDArray[np.float32]
 Recall = Callable[[str, Callable[[], Any]], Any]
