@@ -3,6 +3,7 @@
 #   BASE       an image with Python 3.11 or newer and its venv module
 #   ARTEFACTS  what stands in /models: `given`, the folder models/ of the build context if there is one, or
 #              `exported`, the example layer, for which torch is installed in a stage that is thrown away
+#   EXTRAS     more extras of pyproject.toml, separated by commas: `otel` for traces
 ARG BASE=python:3.13-slim
 
 FROM ${BASE} AS base
@@ -10,9 +11,12 @@ WORKDIR /src
 
 # What the service runs on follows from two files, so a change of its code leaves these layers as they are.
 FROM base AS requirements
+ARG EXTRAS=
 COPY pyproject.toml ./
-RUN python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; extras = project['optional-dependencies']; \
-[open(f'/{extra}.txt', 'w').write('\n'.join([*project['dependencies'], *extras[extra]]) + '\n') for extra in ('cpu', 'gpu')]"
+RUN EXTRAS="$EXTRAS" python3 -c "import os, tomllib; \
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']; extras = project['optional-dependencies']; \
+more = [line for extra in filter(None, os.environ['EXTRAS'].split(',')) for line in extras[extra]]; \
+[open(f'/{extra}.txt', 'w').write('\n'.join([*project['dependencies'], *extras[extra], *more]) + '\n') for extra in ('cpu', 'gpu')]"
 
 FROM base AS cpu-environment
 COPY constraints.txt ./

@@ -1,6 +1,7 @@
 """What the documents say is what there is: settings, routes, errors, metrics, and examples that run."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from service.http.parameters import NAMES
 from service.http.views import MEDIA_TYPES
 from service.settings import Settings, environment_name, flag_name
 from service.start import codecs
+from tests.image.engines import IMAGE, RUN
 from tests.served import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,16 @@ class TestSettings:
     def test_nothing_else_is(self) -> None:
         """No row is about a setting that does not exist."""
         assert sum(row[0].startswith("`--") for row in table_rows(SETTINGS)) == len(Settings.model_fields)
+
+
+class TestContainer:
+    def test_run_as_the_image_is_tested(self) -> None:
+        """The README runs a container with the flags that `make test-image` gives it."""
+        (line,) = re.findall(r"^docker (.*)$", README, re.MULTILINE)
+        words = shlex.split(line)
+        assert tuple(words[: len(RUN)]) == RUN
+        assert words[len(RUN) :: 2] == ["--publish", "--volume", IMAGE.partition("/")[2]]
+        assert words[len(RUN) + 3].endswith(":/models:ro")
 
 
 class TestRoutes:

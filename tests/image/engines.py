@@ -25,6 +25,8 @@ _PACKAGES: Final = "python3,python3-venv,ca-certificates"
 _SUPERFLUOUS: Final = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
 # Long enough to ask it how it is meanwhile.
 _DRAIN: Final = "MHA_DRAIN_DELAY_S=2"
+# As in the README.
+RUN: Final = ("run", "--rm", "--init", "--read-only")
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "cert")
 
 
@@ -98,7 +100,7 @@ class Docker:
         """With a root that cannot be written."""
         name = f"mha-test-{os.getpid()}"
         command = [
-            self._name, "run", "--rm", "--init", "--read-only", "--name", name, "--publish", f"127.0.0.1:{port}:8000",
+            self._name, *RUN, "--name", name, "--publish", f"127.0.0.1:{port}:8000",
             "--env", _DRAIN, "--volume", f"{models}:/models:ro", IMAGE,
         ]  # fmt: skip
         container = _DockerContainer(self._name, name, ServerProcess(command, clean_environment(), log))
