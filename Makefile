@@ -12,7 +12,7 @@ TARGET ?= cpu
 IMAGE ?= mha-service:$(TARGET)
 IMAGE_FLAGS ?=
 
-.PHONY: help serve test check audit bench bench-gpu chaos soak fuzz image test-image format clean
+.PHONY: help serve test check audit bench bench-gpu chaos soak fuzz image test-image test-scale format clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ image:  ## Build the image: TARGET=cpu or cuda, with docker, podman or buildah.
 
 test-image: $(VENV)/.dev  ## Build the image for real, run it, post tensors to it, and end it.
 	$(BIN)/python -m tests.image
+
+test-scale: $(VENV)/.dev  ## Run the service on a Ray cluster of two nodes on loopback, and take parts of it away (5 minutes).
+	$(PIP) --editable '.[$(EXTRA),export,dev,ray]'
+	$(BIN)/python -m tests.scale
 
 bench-gpu: $(VENV)/.dev  ## Measure what a GPU gives; wants EXTRA=gpu, and a machine with one.
 	$(BIN)/mha export --num-hiddens 512 --num-heads 8 --seed 0 --out .bench/gpu --name attention --version 1 --force

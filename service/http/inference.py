@@ -110,8 +110,9 @@ class Inference:
         await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
         *first, last = chunks
         for chunk in first:
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+            await self._send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
+        # ASGI has bytes here, and there are servers that pickle them.
+        await self._send({"type": "http.response.body", "body": bytes(last), "more_body": False})
 
     def record(self, model: ServedModel, batch: int) -> None:
         """Counts the request as answered, in the metrics and in the model's statistics."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 from urllib.parse import urlsplit
@@ -169,7 +169,8 @@ class Clients:
             self.account.queued_s.append(_stage_s(headers["server-timing"], "queue"))
             self.account.computed_s.append(_stage_s(headers["server-timing"], "compute"))
             return "answered" if question.is_right(content) else "WRONG"
-        return str(json.loads(content)["code"])
+        polite = status != 429 or "retry-after" in headers
+        return _code(status, content) + ("" if polite else " without Retry-After")
 
 
 async def garbage(url: str, what: bytes, *, then_close: bool, wait_s: float) -> None:
@@ -208,5 +209,24 @@ def _stage_s(timing: str, stage: str) -> float:
 async def _response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
-    content = await reader.readexactly(int(headers["content-length"]))
-    return int(first.split()[1]), headers, content
+    return int(first.split()[1]), headers, await _content(reader, headers)
+
+
+async def _content(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+    """In pieces, as what stands in front of the server may send it, or whole, as the server does."""
+    if headers.get("transfer-encoding") != "chunked":
+        return await reader.readexactly(int(headers["content-length"]))
+    pieces = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        pieces.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return b"".join(pieces)
+
+
+def _code(status: int, content: bytes) -> str:
+    """Why there was no answer: the server's own word, or the status where something in front of it says so."""
+    try:
+        return str(json.loads(content)["code"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {status}"
