@@ -1,8 +1,8 @@
 """The simulated queue beside a real one: one core, Poisson arrivals, the same arrivals for both.
 
-What the simulation knows of the server is what a request takes: the time of its engine call over a lone connection, of
-which as many are drawn as there are requests, and beside it the rest of the core's time for one request, which is
-capacity measured just before. All else (threads that share a core, a loop that reads and writes for others, calls
+What the simulation knows of the server is what a request takes: what the core spent on each in that very run, since
+at part of the load that is more than at all of it, and how much it varies: as engine calls over a lone connection. All
+else (threads that share a core, a loop that reads and writes for others, calls
 that are shared) is what the comparison tells of.
 """
 
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
+import psutil
 import uvloop
 
-from benchmarks.scaling.costs import CONNECTIONS, cpu_s, one_core, question
+from benchmarks.scaling.costs import CONNECTIONS, cpu_s, one_core, question, server_core
 from benchmarks.scaling.figures import deviation
 from benchmarks.scaling.queues import Fleet, Floats, Outcome, at_random, poisson, simulate
 from tests.chaos.clients import Account, Clients, Question
@@ -34,11 +35,13 @@ class Served:
     """One open-loop run.
 
     Attributes:
-        capacity: answers a second, just before.
+        capacity: answers a second, just before: of which the load is a part.
         alone_s: engine calls over a lone connection.
         sent_s: when each request was sent.
         late_s: how much later than it was due.
-        busy: the part of the time that the server's processes were computing.
+        elapsed_s: from the first request to the last answer.
+        cpu_s: of the server's processes, in that time.
+        core_s: of whoever computed on the server's core: much more than the server's means that it was disturbed.
         account: what became of them.
     """
 
@@ -46,7 +49,9 @@ class Served:
     alone_s: Sequence[float]
     sent_s: Floats
     late_s: Floats
-    busy: float
+    elapsed_s: float
+    cpu_s: float
+    core_s: float
     account: Account
 
 
@@ -75,17 +80,19 @@ def check(
 def compared(served: Served, refusal_s: float) -> dict[str, Any]:
     """What was measured, what the simulation says of the same arrivals, and how far off it is."""
     rng = np.random.default_rng(0)
-    cost_s = 1 / served.capacity
+    account = served.account
+    cost_s = (served.cpu_s - account.outcomes["overloaded"] * refusal_s) / account.answered
     drawn_s = rng.choice(np.asarray(served.alone_s), len(served.sent_s))
     services_s = np.maximum(0.0, drawn_s + cost_s - statistics.mean(served.alone_s))
     fleet = Fleet(1, estimate_s=cost_s, most_wait_s=MAX_QUEUE_MS / 1e3, refusal_s=refusal_s)
     simulated = simulate(served.sent_s, services_s, fleet, at_random(1, rng))
-    account = served.account
     return {
         "capacity_per_s": served.capacity,
         "requests": len(served.sent_s),
         "late_p99_s": float(np.quantile(served.late_s, 0.99)),
-        "busy": served.busy,
+        "cost_s": cost_s,
+        "busy": served.cpu_s / served.elapsed_s,
+        "others": (served.core_s - served.cpu_s) / served.elapsed_s,
         "outcomes": dict(account.outcomes),
         "measured": _figures(account.queued_s, account.answered_s, 1 - account.answered / account.sent),
         "simulated": _of(simulated),
@@ -99,7 +106,8 @@ def line(row: dict[str, Any]) -> str:
         measured, simulated = row["measured"][figure] * 1e3, row["simulated"][figure] * 1e3
         parts.append(f"{figure[:-2]} {measured:.2f} ms, simulated {simulated:.2f} ({deviation(row, figure):+.0%})")
     parts.append(f"refused {row['measured']['refused']:.1%}, simulated {row['simulated']['refused']:.1%}")
-    parts.append(f"the core was busy {row['busy']:.0%}; sent late p99 {row['late_p99_s'] * 1e3:.2f} ms")
+    parts.append(f"the core was busy {row['busy']:.0%}, {row['cost_s'] * 1e3:.2f} ms for each request")
+    parts.append(f"others took {row['others']:.0%} of it, sent late p99 {row['late_p99_s'] * 1e3:.2f} ms")
     return "\n  ".join(parts)
 
 
@@ -109,12 +117,20 @@ async def _serve(server: ServerProcess, asked: Question, load: float, seconds: f
     await alone.closed_loop(1, _ALONE_S)
     capacity = await many.closed_loop(CONNECTIONS, _ALONE_S)
     due_s = poisson(load * capacity, max(1, round(load * capacity * seconds)), np.random.default_rng(1))
-    before, began = cpu_s(server), time.perf_counter()
+    before, core_before, began = cpu_s(server), _core_s(), time.perf_counter()
     sent_s = await open_loop(clients, due_s)
-    busy = (cpu_s(server) - before) / (time.perf_counter() - began)
+    elapsed_s, spent_s, core_s = time.perf_counter() - began, cpu_s(server) - before, _core_s() - core_before
     for one in (alone, many, clients):
         one.close()
-    return Served(capacity, alone.account.computed_s, sent_s, sent_s - due_s, busy, clients.account)
+    return Served(
+        capacity, alone.account.computed_s, sent_s, sent_s - due_s, elapsed_s, spent_s, core_s, clients.account
+    )
+
+
+def _core_s() -> float:
+    """For how long the server's core has been computing for anybody."""
+    times = psutil.cpu_times(percpu=True)[server_core()]
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 async def open_loop(clients: Clients, due_s: Floats) -> Floats:

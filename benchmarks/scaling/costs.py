@@ -38,6 +38,7 @@ _SETTLING_S: Final = 1.0
 # Refuses soon: what waits is a few of the requests.
 _SHORT_QUEUE_MS: Final = "20"
 _CROWD: Final = 48
+_CORES: Final = frozenset(os.sched_getaffinity(0))
 
 
 @final
@@ -129,17 +130,22 @@ class Reading:
         }
 
 
+def server_core() -> int:
+    """The core that the server has: the first of those that this process was started with."""
+    return min(_CORES)
+
+
 @contextmanager
 def one_core(folder: Path, models: Path, *flags: str) -> Iterator[ServerProcess]:
     """A server on the first core, while this process, and what it starts, has the others."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:1])
+    others = _CORES - {server_core()}
+    os.sched_setaffinity(0, {server_core()})
     try:
         with serving(folder / f"log{len(list(folder.glob('log*')))}", "--models", str(models), *flags) as server:
-            os.sched_setaffinity(0, cores[1:] or cores)
+            os.sched_setaffinity(0, others or _CORES)
             yield server
     finally:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, _CORES)
 
 
 def measure(models: Path, rounds: int, seconds: float, say: Say) -> dict[str, Any]:

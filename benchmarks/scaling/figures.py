@@ -279,13 +279,14 @@ def _check(check: _Results) -> _Figures:
     figures = ("wait_mean_s", "wait_p99_s", "latency_mean_s", "latency_p99_s")
     rows = [
         [
-            f"{row['length']} tokens, {row['load']:.0%} of {row['capacity_per_s']:.0f}/s", f"{row['busy']:.0%}",
+            f"{row['length']} tokens, {row['load']:.0%} of {row['capacity_per_s']:.0f}/s",
+            f"{row['cost_s'] * 1e3:.2f}", f"{row['busy']:.0%}",
             *(cell(row, name) for name in figures),
             f"{row['measured']['refused']:.1%} / {row['simulated']['refused']:.1%}",
         ]
         for row in check["rows"]
     ]  # fmt: skip
-    head = ["load", "core busy", "mean wait", "p99 wait", "mean latency", "p99 latency", "refused"]
+    head = ["load", "a request", "core busy", "mean wait", "p99 wait", "mean latency", "p99 latency", "refused"]
     below = [row for row in check["rows"] if row["load"] < 1]
     deviations = sorted(abs(deviation(row, "latency_mean_s")) for row in below)
     return {

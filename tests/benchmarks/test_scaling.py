@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ def served(count: int = 3000) -> Served:
     outcome = simulate(sent_s, np.full(count, 0.003), Fleet(1), at_random(1, rng))
     account = Account(sent=count, queued_s=outcome.waits_s.tolist(), answered_s=outcome.latencies_s.tolist())
     account.outcomes["answered"] = count
-    return Served(1 / 0.003, [0.002, 0.002], sent_s, np.zeros(count), 0.75, account)
+    return Served(
+        1 / 0.003, [0.002, 0.002], sent_s, np.zeros(count), float(sent_s[-1]), count * 0.003, count * 0.003, account
+    )
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +124,15 @@ class TestArithmetic:
 
 class TestCheck:
     def test_a_server_that_is_as_simulated_does_not_deviate(self) -> None:
-        """Engine times and capacity are all that the simulation needs to know."""
+        """What each takes and how it varies is all the simulation has to know."""
         got = compared(served(), 0.0)
         assert got["simulated"] == pytest.approx(got["measured"])
         assert got["measured"]["wait_mean_s"] > 0
 
     def test_a_slower_server_deviates(self) -> None:
-        """Where capacity is half, the simulated waits are longer, and some are refused at the door."""
+        """Where each takes twice as long, the simulated waits are longer, and some are refused at the door."""
         run = served()
-        halved = Served(run.capacity / 2, run.alone_s, run.sent_s, run.late_s, run.busy, run.account)
-        got = compared(halved, 0.0)
+        got = compared(replace(run, cpu_s=2 * run.cpu_s), 0.0)
         assert got["simulated"]["refused"] > 0
         assert got["measured"]["wait_mean_s"] < got["simulated"]["wait_mean_s"] < MAX_QUEUE_MS / 1e3
 
