@@ -181,6 +181,7 @@ class TestPage:
         assert text == "1 and @@another@@"
         assert unfinished(text) == ["another"]
 
+    @pytest.mark.skipif(not RESULTS.exists(), reason="not measured yet: python -m benchmarks.scaling measure")
     def test_document_is_that_of_the_results(self) -> None:
         """docs/scaling.md is the text with the figures of the results file: python -m benchmarks.scaling page."""
         assert DOCUMENT.read_text() == filled(TEMPLATE.read_text(), named(_read(RESULTS), _start_s()))
