@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, Self, final
 import structlog
 from starlette.types import ASGIApp
 
-from service.engine.device import check_wheels, choose_device, is_installed, missing_for_cuda
+from service.engine.device import choose_device, missing_for_cuda
 from service.errors import ArtifactError, Forbidden, ServiceError, StartupError
 from service.http.app import create_app
 from service.http.secrets import Secrets
@@ -21,7 +21,7 @@ from service.library import EngineFactory, Library
 from service.processes.sibling import NoSiblings
 from service.repository import Repository
 from service.settings import Settings, load_settings
-from service.start import engines, server_state
+from service.start import check_installed, engines, server_state
 
 AskOthers = Callable[[str], Awaitable[list[Any]]]
 """From a subject to what the other replicas reply; one that does not reply is left out."""
@@ -78,7 +78,7 @@ class Replica:
         Raises:
             StartupError: something is wrong with the settings, the device or the repository.
         """
-        check_wheels(is_installed)
+        check_installed(settings)
         device = choose_device(settings.device, missing_for_cuda)
         if device.name == "cpu" and not settings.workers:
             settings = settings.model_copy(update={"workers": cpus})

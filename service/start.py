@@ -49,9 +49,7 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
         StartupError: something that can be known before listening is wrong.
     """
     configure_logging(settings.log_level, settings.log_format)
-    check_wheels(is_installed)
-    if settings.traces == "otlp":
-        check_tracing(is_installed)
+    check_installed(settings)
     device = choose_device(settings.device, missing_for_cuda)
     if device.name == "cuda" and settings.processes > 1:
         # Nor could CUDA be used on both sides of a fork.
@@ -81,6 +79,17 @@ def start(settings: Settings, make_engine: EngineFactory | None = None) -> bool:
         return serve(state, seat, lambda give_up: create_app(state, load, give_up))
 
     return Parent(sock, num_processes, serve_at, settings.drain_delay_s, settings.drain_timeout_s).run()
+
+
+def check_installed(settings: Settings) -> None:
+    """Makes sure that what the settings ask for can be imported.
+
+    Raises:
+        StartupError: both wheels of onnxruntime are there, or a distribution is missing.
+    """
+    check_wheels(is_installed)
+    if settings.traces == "otlp":
+        check_tracing(is_installed)
 
 
 def server_state(

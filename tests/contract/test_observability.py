@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from service.settings import Settings, environment_name
-from tests.served import ServerProcess, serving
+from tests.served import ServerProcess, free_port, serving
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -134,9 +133,7 @@ class TestAlerts:
 @pytest.fixture
 def scraped(tmp_path: Path, watched: ServerProcess) -> Iterator[str]:
     """A real Prometheus with our configuration, which scrapes the server under test every half second."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{one.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
     config = config.replace("mha-service:8000", watched.url.removeprefix("http://")).replace(": 5s", ": 500ms")
     (tmp_path / "prometheus.yml").write_text(config)

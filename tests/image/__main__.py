@@ -1,7 +1,6 @@
 """`python -m tests.image`: builds the image, runs it, posts tensors to it, and ends it."""
 
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from model.attention import seeded_layer
 from tests.conftest import publish, weights_of
 from tests.image.engines import Container, Engine, engine_of
 from tests.oracle import multi_head_attention
+from tests.served import free_port
 
 _MOST_BYTES: Final = 350_000_000
 _MOST_READY_S: Final = 3.0
@@ -114,18 +114,12 @@ def _seconds_until_ready(url: str, started: float) -> float:
     return time.monotonic() - started
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @contextmanager
 def _container(engine: Engine, folder: Path) -> Iterator[tuple[Container, str]]:
     publish(seeded_layer(100, 5, seed=0), folder / "models", "attention", 1)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    port = _free_port()
+    port = free_port()
     with engine.running(port, folder / "models", folder / "log") as container:
         yield container, f"http://127.0.0.1:{port}"
 

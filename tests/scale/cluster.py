@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from typing import Any, Final, final
 import httpx
 import psutil
 from ray.cluster_utils import Cluster
+
+from tests.served import free_port
 
 _ROOT: Final = Path(__file__).parents[2]
 _LIMIT_S: Final = 120.0
@@ -144,13 +145,6 @@ def running(folder: Path, models: Path) -> Iterator[Machines]:
             cluster.shutdown()
         finally:
             _end(started)
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _end(processes: set[psutil.Process]) -> None:
