@@ -4,11 +4,10 @@ Work is counted in seconds of the engines' cost models. How fast it goes is obse
 idle machine: with others computing, reading and writing it is another pace.
 
 Requests take turns, so that small ones pass between the calls of a large one. Behind others, a request is therefore
-kept waiting by each of them for as long as it computes itself, or for one turn if that is longer. All on the event loop
-but for `note_done`.
+kept waiting by each of them for as long as it computes itself, or for one turn if that is longer, and no longer than
+what is left of the other. All on the event loop but for what notes that a call has ended.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,31 @@ _WINDOW_S: Final = 0.25
 _WINDOW_CALLS: Final = 4
 # How far one window moves the pace: a second after a change it is nearly the new one.
 _WEIGHT: Final = 0.5
+
+
+@final
+class Place:
+    """Of one request among those that were let in.
+
+    Attributes:
+        work_s: that it was let in with.
+        done_s: of it, in calls that have ended.
+    """
+
+    __slots__ = ("done_s", "work_s")
+
+    def __init__(self, work_s: float) -> None:
+        self.work_s = work_s
+        self.done_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Still to be done."""
+        return max(0.0, self.work_s - self.done_s)
+
+    def note_done(self, work_s: float) -> None:
+        """A call of so much of it has ended. From any thread, one at a time."""
+        self.done_s += work_s
 
 
 @final
@@ -46,15 +70,14 @@ class Admission:
         self._most_wait_s = most_wait_s
         self._most_bytes = most_bytes
         self._pace = _Pace(workers, clock)
-        self._tickets = itertools.count()
-        self._work_s: dict[int, float] = {}
+        self._places: set[Place] = set()
         self._turns_s = 0.0
         self._held_bytes = 0
 
     @property
     def waiting(self) -> int:
         """Requests beyond those that the workers may have in hand."""
-        return max(0, len(self._work_s) - self._workers)
+        return max(0, len(self._places) - self._workers)
 
     @property
     def wait_s(self) -> float:
@@ -74,26 +97,27 @@ class Admission:
         """
         self._check(0.0)
 
-    def enter(self, work_s: float) -> int:
-        """Lets in so much work; returns a ticket, to be given to `leave`.
+    def enter(self, work_s: float) -> Place:
+        """Lets in so much work; returns its place, to be given to `leave`.
 
         Raises:
             Overloaded: it would wait for too long.
         """
         self._check(work_s)
-        ticket = next(self._tickets)
-        self._work_s[ticket] = work_s
+        place = Place(work_s)
+        self._places.add(place)
         self._turns_s += min(work_s, self._turn_s)
-        if len(self._work_s) >= self._workers:
+        if len(self._places) >= self._workers:
             self._pace.note_busy()
-        return ticket
+        return place
 
-    def leave(self, ticket: int) -> None:
+    def leave(self, place: Place) -> None:
         """That work is done, or will not be."""
-        self._turns_s -= min(self._work_s.pop(ticket), self._turn_s)
-        if not self._work_s:
+        self._places.remove(place)
+        self._turns_s -= min(place.work_s, self._turn_s)
+        if not self._places:
             self._turns_s = 0.0  # sums of floats that are taken apart again do not end there by themselves
-        if len(self._work_s) < self._workers:
+        if len(self._places) < self._workers:
             self._pace.note_idle()
 
     def note_done(self, work_s: float) -> None:
@@ -101,12 +125,12 @@ class Admission:
         self._pace.note_done(work_s)
 
     def _wait_s(self, work_s: float) -> float:
-        if len(self._work_s) < self._workers:
+        if len(self._places) < self._workers:
             return 0.0
         if work_s <= self._turn_s:
             ahead_s = self._turns_s
         else:
-            ahead_s = sum(min(other_s, work_s) for other_s in self._work_s.values())
+            ahead_s = sum(min(other.left_s, work_s) for other in self._places)
         return ahead_s / self._pace.work_s_per_s
 
     def _check(self, work_s: float) -> None:

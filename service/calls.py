@@ -306,9 +306,16 @@ class Calls:
             release: Release = "joined" if len(tasks) > 1 else tasks[0].release
             with self._changed:
                 self._observer.called(release, sum(task.num_rows for task in tasks))
-                self._note_done(sum(task.work_s for task in tasks))
+                self._note_work(tasks)
         for task in tasks:
             self._settle(task, batch.load, fault)
+
+    def _note_work(self, tasks: Sequence[Task]) -> None:
+        """A call has ended well. Under the lock."""
+        work_s = [task.work_s for task in tasks]
+        self._note_done(sum(work_s))
+        for task, done_s in zip(tasks, work_s, strict=True):
+            task.run.place.note_done(done_s)
 
     def _settle(self, task: Task, load: Load | None, fault: ServiceError | None) -> None:
         """Notes that a task was computed, or why it failed; queues what follows it, or makes the answer."""

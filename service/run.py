@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, final
 
+from service.admission import Place
 from service.artifact import Layer
 from service.assembly import Assembly, Projections
 from service.engine import Engine
@@ -62,7 +63,7 @@ class Run:
         projections, assembly: where results are placed.
         num_tasks: engine calls in all.
         only_piece: the part of a run that has no other and nothing to project; else None.
-        work_s: of all pieces by the cost model, one after the other.
+        place: among those that were let in; its work is that of all pieces by the cost model, one after the other.
         running: how many of them are being computed.
         dropped: nobody waits for it any more.
         began: when its first call began, on the scheduler's clock.
@@ -72,10 +73,10 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, calls: Plan, work_s: float, submitted: float, deliver: Callable[[Done | ServiceError], None]
+        self, job: Job, calls: Plan, place: Place, submitted: float, deliver: Callable[[Done | ServiceError], None]
     ) -> None:
         self.job = job
-        self.work_s = work_s
+        self.place = place
         self.projections = Projections(job.layer, job.inputs, calls.projections)
         self.assembly = Assembly(job.inputs, job.layer, len(calls.parts), job.need_weights)
         self.num_tasks = len(calls.projections) + len(calls.parts)
@@ -93,6 +94,11 @@ class Run:
         self._unplaced = len(calls.parts)
         self._computed_queries = 0
         self._computed_keys = 0
+
+    @property
+    def work_s(self) -> float:
+        """Of all pieces, in seconds by the cost model."""
+        return self.place.work_s
 
     @property
     def is_over(self) -> bool:

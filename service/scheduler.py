@@ -62,21 +62,21 @@ class Scheduler:
         calls = plan(job.inputs, job.layer, job.engine.cost, self._limits, need_weights=job.need_weights)
         work_s = calls.seconds(job.layer, job.engine.cost)
         self._check_hope(job, work_s)
-        ticket = self.admission.enter(work_s)
+        place = self.admission.enter(work_s)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Done] = loop.create_future()
         run = None
         try:
             # It takes room for its answer, so it is made only now that it may come in.
-            run = Run(job, calls, work_s, self._clock(), lambda outcome: _deliver(answer, outcome))
+            run = Run(job, calls, place, self._clock(), lambda outcome: _deliver(answer, outcome))
             self._open(loop)
             outcome = await self._calls.try_alone(run)
             return _result(outcome) if outcome is not None else await self._queued(run, answer)
         finally:
             if run is None:
-                self.admission.leave(ticket)
+                self.admission.leave(place)
             else:
-                self._calls.drop(run, lambda: self.admission.leave(ticket))
+                self._calls.drop(run, lambda: self.admission.leave(place))
 
     @property
     def longest_call_s(self) -> float:

@@ -64,6 +64,22 @@ class ServerProcess:
         self.wait_for_event("ready")
         return self
 
+    def metric(self, start: str) -> float:
+        """The sum of the samples in /metrics that start so."""
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+
+    def wait_until_more(self, start: str, than: float) -> None:
+        """Returns once a metric is above that."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while self.metric(start) <= than:
+            assert time.monotonic() < deadline, f"{start} does not rise above {than}"
+            time.sleep(0.005)
+
+    def wait_until_in_flight(self, requests: int) -> None:
+        """Returns once it answers that many requests at the same time, beside the one that asks for it."""
+        self.wait_until_more("mha_requests_in_flight", requests)
+
     def peak_memory_bytes(self) -> int:
         """The most memory that its processes have ever held (the sum of VmHWM)."""
         return sum(_peak_bytes(one.pid) for one in self.members())

@@ -67,53 +67,39 @@ def leave(connection: socket.socket, *, reset: bool) -> None:
     connection.close()
 
 
-def metric(server: ServerProcess, start: str) -> float:
-    """The sum of the samples that start so."""
-    lines = httpx.get(server.url + "/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
-
-
-def wait_until_more(server: ServerProcess, start: str, than: float) -> None:
-    """Returns once a metric has grown."""
-    deadline = time.monotonic() + 20
-    while metric(server, start) <= than:
-        assert time.monotonic() < deadline, f"{start} does not grow"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("form", PATHS)
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 def test_between_slices(server: ServerProcess, form: str, reset: bool) -> None:
     """Of a request in a hundred slices no more than those in hand are computed once its client has left."""
-    before = metric(server, "mha_engine_calls_total")
+    before = server.metric("mha_engine_calls_total")
     connection = sent(server, f"between-{form}-{reset}", LARGE, form)
-    wait_until_more(server, "mha_engine_calls_total", before + 2)
+    server.wait_until_more("mha_engine_calls_total", before + 2)
     leave(connection, reset=reset)
     event = logged(server, f"between-{form}-{reset}")
-    left_at = metric(server, "mha_engine_calls_total")
+    left_at = server.metric("mha_engine_calls_total")
     assert (event["status"], event["code"]) == (None, "client_disconnected")
     time.sleep(0.5)
-    assert metric(server, "mha_engine_calls_total") <= left_at + WORKERS
-    assert metric(server, "mha_engine_calls_total") < before + 60
-    assert metric(server, "mha_held_bytes") == 0
-    assert metric(server, "mha_queue_wait_seconds") == 0
+    assert server.metric("mha_engine_calls_total") <= left_at + WORKERS
+    assert server.metric("mha_engine_calls_total") < before + 60
+    assert server.metric("mha_held_bytes") == 0
+    assert server.metric("mha_queue_wait_seconds") == 0
 
 
 def test_is_counted(server: ServerProcess) -> None:
     """A client that left is a request with status 499."""
-    before = metric(server, 'mha_requests_total{code="client_disconnected"')
-    calls = metric(server, "mha_engine_calls_total")
+    before = server.metric('mha_requests_total{code="client_disconnected"')
+    calls = server.metric("mha_engine_calls_total")
     connection = sent(server, "counted", LARGE)
-    wait_until_more(server, "mha_engine_calls_total", calls)
+    server.wait_until_more("mha_engine_calls_total", calls)
     leave(connection, reset=False)
     logged(server, "counted")
-    assert metric(server, 'mha_requests_total{code="client_disconnected"') == before + 1
+    assert server.metric('mha_requests_total{code="client_disconnected"') == before + 1
 
 
 def test_in_the_queue(slow: ServerProcess) -> None:
     """One that waits and leaves is never computed, so that who comes after it need not wait for it."""
     first = sent(slow, "first", SMALL)
-    time.sleep(SLOW_S / 4)
+    slow.wait_until_in_flight(1)
     for number in range(20):
         leave(sent(slow, f"gone-{number}", SMALL), reset=bool(number % 2))
     started = time.monotonic()
@@ -123,7 +109,7 @@ def test_in_the_queue(slow: ServerProcess) -> None:
     assert answer.status_code == 200
     assert time.monotonic() - started < 3 * SLOW_S
     first.close()
-    assert metric(slow, "mha_engine_calls_total") == 2
+    assert slow.metric("mha_engine_calls_total") == 2
 
 
 def test_the_next_on_a_connection_is_served(server: ServerProcess) -> None:
@@ -131,4 +117,4 @@ def test_the_next_on_a_connection_is_served(server: ServerProcess) -> None:
     with httpx.Client(base_url=server.url, headers={"Content-Type": "application/vnd.safetensors"}) as client:
         for _ in range(5):
             assert client.post("/v1/attention", content=SMALL).status_code == 200
-    assert metric(server, "mha_requests_in_flight") == 1  # the one that asks
+    assert server.metric("mha_requests_in_flight") == 1  # the one that asks

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ from tritonclient.utils import InferenceServerException
 
 from model.attention import MultiHeadAttention
 from tests.conftest import publish, weights_of
-from tests.fakes import SLOW_S
 from tests.oracle import multi_head_attention
 from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
@@ -341,7 +339,7 @@ class TestErrors:
             patient, refused = (Client(tritonclient.http.aio, address) for _ in range(2))
             with ThreadPoolExecutor(1) as pool:
                 running = pool.submit(patient.ask, tensors)
-                time.sleep(SLOW_S / 4)
+                server.wait_until_in_flight(1)
                 with pytest.raises(InferenceServerException, match="retry later") as error:
                     refused.ask(tensors)
                 running.result()

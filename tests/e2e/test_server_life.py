@@ -5,8 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import save
 
 from tests.e2e.test_body_limits import connected, head, reply
-from tests.fakes import SLOW_S
 from tests.served import ServerProcess, clean_environment, serving, serving_fake
 
 BODY = {"queries": [[[0.5] * 100]]}
@@ -107,19 +106,11 @@ class TestEnd:
     def test_accepted_requests_are_answered(self, tmp_path: Path, seeds_repository: Path, sig: signal.Signals) -> None:
         """What is being computed and what waits when the signal comes is answered."""
         with serving_fake(tmp_path / "log", "slow", "--models", str(seeds_repository), "--workers", "1") as server:
-            url, statuses = server.url, []
-
-            def ask() -> None:
-                statuses.append(httpx.post(f"{url}/v1/attention", json=BODY, timeout=30).status_code)
-
-            threads = [threading.Thread(target=ask) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            time.sleep(SLOW_S / 2)
-            assert server.stop(sig) == 0
-            for thread in threads:
-                thread.join()
-        assert statuses == [200, 200, 200]
+            with httpx.Client(base_url=server.url, timeout=30) as client, ThreadPoolExecutor(3) as pool:
+                asked = [pool.submit(client.post, "/v1/attention", json=BODY) for _ in range(3)]
+                server.wait_until_in_flight(3)
+                assert server.stop(sig) == 0
+                assert [answer.result().status_code for answer in asked] == [200, 200, 200]
 
     @pytest.mark.parametrize("processes", ["1", "2"])
     @pytest.mark.parametrize("begun", [0, 20], ids=["silent", "in_the_head"])

@@ -32,14 +32,14 @@ def door(clock: Clock, *, workers: int = 2, most_wait_s: float = 1.43, most_byte
 
 def work_through(admission: Admission, clock: Clock, work_s: float, took_s: float, times: int) -> None:
     """Lets so many pieces of work be done by two workers, each in `took_s`, while one more always waits."""
-    tickets = [admission.enter(work_s) for _ in range(3)]
+    places = [admission.enter(work_s) for _ in range(3)]
     for _ in range(times):
         clock.now += took_s / 2
         admission.note_done(work_s)
-        admission.leave(tickets.pop(0))
-        tickets.append(admission.enter(work_s))
-    for ticket in tickets:
-        admission.leave(ticket)
+        admission.leave(places.pop(0))
+        places.append(admission.enter(work_s))
+    for place in places:
+        admission.leave(place)
 
 
 class TestWait:
@@ -69,14 +69,33 @@ class TestWait:
         with pytest.raises(Overloaded, match="the wait is 3"):
             admission.enter(3600)
 
+    def test_what_is_done_is_not_waited_for(self, clock: Clock) -> None:
+        """Behind large ones that are nearly done, one as large waits for the rest of them."""
+        admission = door(clock)
+        places = [admission.enter(1.8) for _ in range(2)]
+        with pytest.raises(Overloaded, match="the wait is 1.8 s"):
+            admission.enter(1.8)
+        for place in places:
+            place.note_done(1.5)
+        admission.enter(1.8)
+        with pytest.raises(Overloaded, match="the wait is 1.2 s"):
+            admission.enter(1.8)
+
+    def test_more_work_than_was_thought_leaves_none(self, clock: Clock) -> None:
+        """A request whose calls took part in others' may have done more than it was let in with."""
+        admission = door(clock, workers=1)
+        admission.enter(1).note_done(3)
+        admission.enter(1)
+        assert admission.enter(1).left_s == 1
+
     def test_refuses_beyond_the_limit_and_says_when_to_come_back(self, clock: Clock) -> None:
         """The advice is the wait, in whole seconds; one who leaves makes room."""
         admission = door(clock)
-        tickets = [admission.enter(0.45) for _ in range(5)]
+        places = [admission.enter(0.45) for _ in range(5)]
         with pytest.raises(Overloaded, match=r"the wait is 1.1\d* s, the limit is 1.43 s \(max_queue_ms\)") as refused:
             admission.enter(0.001)
         assert refused.value.retry_after_s == 2
-        admission.leave(tickets[2])
+        admission.leave(places[2])
         admission.enter(0.001)
 
     def test_one_that_is_larger_than_the_limit_is_let_in_where_nobody_waits(self, clock: Clock) -> None:
@@ -91,8 +110,8 @@ class TestWait:
         """Sums that do not come out even leave nothing behind."""
         admission = door(clock)
         for _ in range(1000):
-            for ticket in [admission.enter(0.1) for _ in range(3)]:
-                admission.leave(ticket)
+            for place in [admission.enter(0.1) for _ in range(3)]:
+                admission.leave(place)
         admission.enter(0)
         admission.enter(0)
         assert admission.wait_s == 0
@@ -112,10 +131,10 @@ class TestPace:
         """A worker that had nothing to do was not slow."""
         admission = door(clock)
         for _ in range(50):
-            ticket = admission.enter(0.1)
+            place = admission.enter(0.1)
             clock.now += 10
             admission.note_done(0.1)
-            admission.leave(ticket)
+            admission.leave(place)
             clock.now += 10
         for _ in range(4):
             admission.enter(0.3)
@@ -124,13 +143,13 @@ class TestPace:
     def test_work_that_was_dropped_was_not_done(self, clock: Clock) -> None:
         """Clients that leave do not make workers look fast."""
         admission = door(clock)
-        tickets = [admission.enter(0.1) for _ in range(3)]
+        places = [admission.enter(0.1) for _ in range(3)]
         for number in range(400):
             if number % 2:
                 clock.now += 0.1  # in which two workers could do two
                 admission.note_done(0.1)
-            admission.leave(tickets.pop(0))
-            tickets.append(admission.enter(0.1))
+            admission.leave(places.pop(0))
+            places.append(admission.enter(0.1))
         assert admission.wait_s == pytest.approx(0.3, rel=0.05)
 
     def test_work_that_costs_nothing_says_nothing(self, clock: Clock) -> None:

@@ -248,6 +248,36 @@ class TestQueue:
         run(test)
 
 
+    def test_weighs_what_is_left_of_a_large_request(self) -> None:
+        """Who would wait too long for all of it is let in when most of its calls have ended."""
+
+        async def test(clock: Clock) -> None:
+            allowed, seen = threading.Semaphore(0), threading.Semaphore(0)
+
+            def one_by_one(call: EngineCall) -> EngineResult:
+                seen.release()
+                assert allowed.acquire(timeout=LIMIT_S)
+                return answer_of(call)
+
+            engine = EngineOf(one_by_one, WORK)
+            pool = Scheduler(
+                Slots(1, 1, NoOthers()), Admission(1, 0.0, 8e-3, math.inf, clock.time), 2**62, Seen(), clock.time
+            )
+            first = submitted(pool, large_job(engine, clock.time() + HOUR_S))
+            await settled()
+            with pytest.raises(Overloaded):
+                await pool.submit(large_job(engine, clock.time() + HOUR_S))
+            allowed.release(3)
+            for _ in range(4):
+                assert await asyncio.to_thread(seen.acquire, timeout=LIMIT_S)
+            second = submitted(pool, large_job(engine, clock.time() + HOUR_S))
+            allowed.release(20)
+            assert [done.calls for done in await asyncio.gather(first, second)] == [5, 5]
+            pool.close()
+
+        run(test)
+
+
 class TestHopeless:
     def test_request_whose_time_cannot_suffice_is_refused_at_once(self) -> None:
         """Work of many times the time that is left is not begun; the message has both."""
