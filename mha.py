@@ -12,9 +12,12 @@ _COMMANDS: Final = {
     "export": ("export.cli", "export", "Turn a layer into a checked artefact."),
     "health": ("service.cli", "health", "Ask a server how it is."),
     "inspect": ("service.cli", "inspect", "Show what an artefact holds."),
+    "loadtest": ("loadtest.cli", "loadtest", "Measure a server under load, honestly."),
     "serve": ("service.cli", "serve", "Serve the artefacts of a repository over HTTP."),
 }
 _EXTRAS: Final = {
+    "hdrh": "loadtest",
+    "plotly": "loadtest",
     "torch": "export",
     "onnx": "export",
     "onnxscript": "export",
@@ -60,7 +63,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
 @click.group(cls=_Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mha-service", prog_name="mha")
 def main() -> None:
-    """Multi-head attention as a service: export a layer, serve it, inspect it."""
+    """Multi-head attention as a service: export a layer, serve it, inspect it, load-test it."""
 
 
 if __name__ == "__main__":

@@ -111,14 +111,20 @@ class Advisories:
 
 
 def parts(extra: str, find: Find = distribution) -> list[Part]:
-    """The service with one of its exclusive extras, and what export needs beyond that."""
+    """The service with one of its exclusive extras, and what export and the load tester need beyond that."""
     service = closure(PROJECT, [extra], find)
-    known = {pin.key for pin in service}
-    export = [pin for pin in closure(PROJECT, ["export"], find) if pin.key not in known]
+    export = _beyond([service], closure(PROJECT, ["export"], find))
+    loadtest = _beyond([service, export], closure(PROJECT, ["loadtest"], find))
     return [
         Part(f"The service (`.[{extra}]`)", "requirements-audit.txt", service),
         Part("What export needs beyond it (`.[export]`)", "requirements-audit-export.txt", export),
+        Part("What the load tester needs beyond both (`.[loadtest]`)", "requirements-audit-loadtest.txt", loadtest),
     ]
+
+
+def _beyond(known: Sequence[Sequence[Pin]], pins: Sequence[Pin]) -> list[Pin]:
+    keys = {pin.key for some in known for pin in some}
+    return [pin for pin in pins if pin.key not in keys]
 
 
 def closure(root: str, extras: Sequence[str], find: Find = distribution) -> list[Pin]:

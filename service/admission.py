@@ -127,10 +127,8 @@ class Admission:
     def _wait_s(self, work_s: float) -> float:
         if len(self._places) < self._workers:
             return 0.0
-        if work_s <= self._turn_s:
-            ahead_s = self._turns_s
-        else:
-            ahead_s = sum(min(other.left_s, work_s) for other in self._places)
+        is_small = work_s <= self._turn_s
+        ahead_s = self._turns_s if is_small else sum(min(other.left_s, work_s) for other in self._places)
         return ahead_s / self._pace.work_s_per_s
 
     def _check(self, work_s: float) -> None:

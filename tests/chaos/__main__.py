@@ -35,6 +35,8 @@ WORK_S: Final = 0.25
 LONG, SHORT, NARROW, WIDE = 512, 192, 8, 128
 MAX_QUEUE_MS: Final = 500
 _ROUNDS: Final = 5
+# Some thirty answers of a quarter of a second, so that one more or less is three percent.
+_LOAD_S: Final = 10.0
 NAME: Final = "layer"
 Check = tuple[str, bool]
 
@@ -144,10 +146,10 @@ async def _round(url: str, questions: Sequence[Question], connections: int) -> d
         clients.close()
         return _Load(goodput, clients.account, healths_s)
 
-    peak = await watched(lambda clients: clients.closed_loop(connections, 6))
+    peak = await watched(lambda clients: clients.closed_loop(connections, _LOAD_S))
     loads = {1: peak}
     for times in (2, 10):
-        loads[times] = await watched(lambda clients: clients.open_loop(times * peak.goodput, 8))  # noqa: B023  # awaited at once
+        loads[times] = await watched(lambda clients: clients.open_loop(times * peak.goodput, _LOAD_S))  # noqa: B023  # awaited at once
     return loads
 
 

@@ -97,17 +97,26 @@ class Clients:
         self.account = Account()
 
     async def closed_loop(self, connections: int, seconds: float) -> float:
-        """Answers a second with so many connections, each asking again when it has its answer."""
-        until = time.perf_counter() + seconds
-        before = self.account.answered
+        """Answers a second with so many connections, each asking again when it has its answer.
+
+        Counted as in an open loop: once the queue has filled, while requests come. (Answers that come after the end
+        would count without their time.)
+        """
+        began = time.perf_counter()
+        until = began + seconds
 
         async def client(number: int) -> None:
             while time.perf_counter() < until:
                 await self.ask(number)
                 number += 1
 
-        await asyncio.gather(*(client(number) for number in range(connections)))
-        return (self.account.answered - before) / seconds
+        clients = asyncio.gather(*(client(number) for number in range(connections)))
+        await asyncio.sleep(_SETTLING * seconds)
+        since, before = time.perf_counter(), self.account.answered
+        await asyncio.sleep(until - since)
+        goodput = (self.account.answered - before) / (time.perf_counter() - since)
+        await clients
+        return goodput
 
     async def open_loop(self, rate: float, seconds: float) -> float:
         """Answers a second where so many requests come each second, whatever becomes of those before.

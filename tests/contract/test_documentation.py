@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.cli import measure
 from service.http.errors import STATUS
 from service.http.parameters import NAMES
 from service.http.views import MEDIA_TYPES
@@ -18,6 +19,7 @@ from tests.served import ServerProcess
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
+LOADTEST = (ROOT / "docs" / "loadtest.md").read_text()
 SETTINGS = (ROOT / "docs" / "settings.md").read_text()
 
 
@@ -54,6 +56,15 @@ class TestSettings:
     def test_nothing_else_is(self) -> None:
         """No row is about a setting that does not exist."""
         assert sum(row[0].startswith("`--") for row in table_rows(SETTINGS)) == len(Settings.model_fields)
+
+
+class TestLoadTest:
+    def test_every_option_is_documented(self) -> None:
+        """Each has a row, and no row is about an option that does not exist."""
+        rows = [row[0] for row in table_rows(LOADTEST) if row[0].startswith("`--")]
+        documented = {flag for row in rows for flag in re.findall(r"(?<![\w-])--?[\w-]+", row)}
+        options = {flag for option in measure.params for flag in option.opts if flag.startswith("-")}
+        assert documented == options
 
 
 class TestContainer:

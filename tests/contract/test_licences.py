@@ -287,12 +287,14 @@ class TestInstalled:
         assert [line for part in everything for line in refused(part.pins)] == []
 
     def test_parts(self, everything: list[Part]) -> None:
-        """The service's part is without torch, the second repeats nothing of it, and neither has what tests need."""
-        service, export = ({one.key for one in part.pins} for part in everything)
+        """The service's part is without torch, no other repeats anything of it, and none has what tests need."""
+        service, export, loadtest = ({one.key for one in part.pins} for part in everything)
         assert {"fastapi", "onnxruntime", "starlette"} <= service
         assert {"torch", "onnx", "sympy"} <= export
+        assert {"hdrhistogram", "plotly"} <= loadtest
         assert not service & export
-        assert not {"pytest", "mha-service"} & (service | export)
+        assert not (service | export) & loadtest
+        assert not {"pytest", "mha-service"} & (service | export | loadtest)
 
     def test_pinned(self, everything: list[Part]) -> None:
         """constraints.txt has a version for all of it, but for what torch's ordinary wheel brings."""

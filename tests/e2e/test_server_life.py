@@ -105,12 +105,16 @@ class TestEnd:
     @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
     def test_accepted_requests_are_answered(self, tmp_path: Path, seeds_repository: Path, sig: signal.Signals) -> None:
         """What is being computed and what waits when the signal comes is answered."""
-        with serving_fake(tmp_path / "log", "slow", "--models", str(seeds_repository), "--workers", "1") as server:
-            with httpx.Client(base_url=server.url, timeout=30) as client, ThreadPoolExecutor(3) as pool:
-                asked = [pool.submit(client.post, "/v1/attention", json=BODY) for _ in range(3)]
-                server.wait_until_in_flight(3)
-                assert server.stop(sig) == 0
-                assert [answer.result().status_code for answer in asked] == [200, 200, 200]
+        flags = ("--models", str(seeds_repository), "--workers", "1")
+        with (
+            serving_fake(tmp_path / "log", "slow", *flags) as server,
+            httpx.Client(base_url=server.url, timeout=30) as client,
+            ThreadPoolExecutor(3) as pool,
+        ):
+            asked = [pool.submit(client.post, "/v1/attention", json=BODY) for _ in range(3)]
+            server.wait_until_in_flight(3)
+            assert server.stop(sig) == 0
+            assert [answer.result().status_code for answer in asked] == [200, 200, 200]
 
     @pytest.mark.parametrize("processes", ["1", "2"])
     @pytest.mark.parametrize("begun", [0, 20], ids=["silent", "in_the_head"])

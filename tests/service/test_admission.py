@@ -73,12 +73,12 @@ class TestWait:
         """Behind large ones that are nearly done, one as large waits for the rest of them."""
         admission = door(clock)
         places = [admission.enter(1.8) for _ in range(2)]
-        with pytest.raises(Overloaded, match="the wait is 1.8 s"):
+        with pytest.raises(Overloaded, match=r"the wait is 1\.8 s"):
             admission.enter(1.8)
         for place in places:
             place.note_done(1.5)
         admission.enter(1.8)
-        with pytest.raises(Overloaded, match="the wait is 1.2 s"):
+        with pytest.raises(Overloaded, match=r"the wait is 1\.2 s"):
             admission.enter(1.8)
 
     def test_more_work_than_was_thought_leaves_none(self, clock: Clock) -> None:

@@ -247,7 +247,6 @@ class TestQueue:
 
         run(test)
 
-
     def test_weighs_what_is_left_of_a_large_request(self) -> None:
         """Who would wait too long for all of it is let in when most of its calls have ended."""
 

@@ -1,0 +1,35 @@
+"""The layer of an artefact as the float64 oracle has it, from the weights in its graph."""
+
+import hashlib
+from pathlib import Path
+
+import onnx
+import orjson
+from onnx import numpy_helper
+
+from export.oracle import Oracle
+from loadtest.errors import LoadTestError
+
+
+def read_layer(artifact: Path, digest: str | None) -> Oracle:
+    """The oracle of the layer in that folder.
+
+    Args:
+        artifact: a version's folder, with manifest.json and model.onnx.
+        digest: sha256 that its model.onnx must have, if known.
+
+    Raises:
+        LoadTestError: it cannot be read, holds no float32 layer, or has another digest.
+    """
+    path = artifact / "model.onnx"
+    try:
+        content = path.read_bytes()
+        layer = orjson.loads((artifact / "manifest.json").read_bytes())["layer"]
+        graph = onnx.load_from_string(content).graph
+    except (OSError, ValueError, KeyError, orjson.JSONDecodeError) as error:
+        raise LoadTestError(f"artefact: {artifact}: {error}; want a folder like models/attention/1") from error
+    found = hashlib.sha256(content).hexdigest()
+    if digest is not None and digest != found:
+        raise LoadTestError(f"artefact: {path} has sha256 {found}, the server serves {digest}")
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    return Oracle(weights, layer["num_heads"])
