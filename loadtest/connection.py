@@ -17,6 +17,8 @@ BROKEN: Final = 0
 TIMED_OUT: Final = 1
 """The status of a request for which the client no longer waited."""
 
+_MOST_SAID_BYTES: Final = 300
+
 
 @final
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Exchange:
         status: HTTP's, `BROKEN` or `TIMED_OUT`.
         attempts: how often it was written to a connection.
         kept: the answer's body, if somebody wants to look at it.
+        said: the beginning of an answer that is a refusal.
     """
 
     due_s: float
@@ -47,6 +50,7 @@ class Exchange:
     received_bytes: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     kept: bytearray | None = None
+    said: bytes = b""
 
 
 @final
@@ -114,6 +118,8 @@ class Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is not None:
             exchange.received_bytes += len(body)
+            if self._parser.get_status_code() >= 400 and len(exchange.said) < _MOST_SAID_BYTES:
+                exchange.said += body[:_MOST_SAID_BYTES]
             if exchange.kept is not None:
                 exchange.kept += body
 

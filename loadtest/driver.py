@@ -20,7 +20,7 @@ from loadtest.level import Level
 from loadtest.records import record
 from loadtest.shapes import together
 from loadtest.target import Target
-from loadtest.timer import timer
+from loadtest.timer import Timer, timer
 from loadtest.workload import Made
 
 MOST_REFERENCES: Final = 16
@@ -97,6 +97,15 @@ class Kept:
     content: bytes
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a server said with a status, the first time that a process got it."""
+
+    status: int
+    text: str
+
+
 class Source(Protocol):
     """Decides when requests are due."""
 
@@ -119,7 +128,7 @@ class Driver:
         target: where.
         bodies: of this process, sent in turn.
         report: is given records of ended requests, several times a second.
-        keep: is given answers to compare.
+        keep: is given answers to compare, and what refusals said.
     """
 
     def __init__(
@@ -128,7 +137,7 @@ class Driver:
         target: Target,
         bodies: Sequence[Made],
         report: Callable[[bytes], None],
-        keep: Callable[[Kept], None],
+        keep: Callable[[Kept | Said], None],
     ) -> None:
         self._share = share
         self._bodies = bodies
@@ -136,6 +145,7 @@ class Driver:
         self._keep = keep
         self._records: list[bytes] = []
         self._made = self._kept = 0
+        self._heard: set[int] = set()
         self._defect: BaseException | None = None
         self._connections = Connections(target, bodies, share.most_connections, share.timeout_s, self._ended)
         self._source = _source(share, self)
@@ -204,6 +214,9 @@ class Driver:
             self._keep(Kept(exchange.body, exchange.status, exchange.headers, bytes(exchange.kept)))
             exchange.kept = None
             self._kept -= 1
+        if exchange.said and exchange.status not in self._heard:
+            self._heard.add(exchange.status)
+            self._keep(Said(exchange.status, exchange.said.decode(errors="replace")))
         self._source.ended(exchange)
 
     def _note_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # noqa: ARG002
@@ -268,10 +281,11 @@ class Open:
         self._driver = driver
         self._due_s: list[float] = due_s.tolist()
         self._next = 0
-        self._timer = timer(self._ring)
+        self._timer: Timer | None = None
 
     def start(self) -> None:
         """As `Source` says."""
+        self._timer = timer(self._ring)
         self._ring()
 
     def ended(self, exchange: Exchange) -> None:
@@ -282,14 +296,15 @@ class Open:
         """As `Source` says."""
         # What was due and could not be sent yet is late, and not left out.
         self._ring()
-        self._timer.close()
+        if self._timer is not None:
+            self._timer.close()
 
     def _ring(self) -> None:
         due_s = self._due_s
         while self._next < len(due_s) and due_s[self._next] <= time.monotonic():
             self._driver.send(due_s[self._next])
             self._next += 1
-        if self._next < len(due_s):
+        if self._next < len(due_s) and self._timer is not None:
             self._timer.set(due_s[self._next])
 
 

@@ -10,7 +10,7 @@ import orjson
 from plotly.offline import get_plotlyjs
 
 from loadtest.charts import charts
-from loadtest.tables import Table, level_table, stage_table
+from loadtest.tables import Table, level_table, notes, stage_table
 
 _TEMPLATE: Final = Path(__file__).with_name("page.html")
 _SETTINGS: Final = ("created", "target", "options", "bodies", "machine", "model")
@@ -48,8 +48,8 @@ def _cells(row: Iterable[str]) -> str:
 
 
 def _notes(report: Mapping[str, Any]) -> str:
-    notes = [f"{level['load']}: {note}" for level in report["levels"] for note in (*level["faults"], *level["remarks"])]
-    return "<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>" if notes else "<p>None.</p>"
+    found = [html.escape(f"{kind}, {text}") for kind, text in notes(report["levels"])]
+    return "<ul>" + "".join(f"<li>{one}</li>" for one in found) + "</ul>" if found else "<p>None.</p>"
 
 
 def _settings(report: Mapping[str, Any]) -> Table:
@@ -69,4 +69,4 @@ def _flat(prefix: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 def _json(value: Any) -> str:
     # Nothing in it may end the script element that it stands in.
-    return orjson.dumps(value).decode().replace("</", "<\\/")
+    return orjson.dumps(value).decode().replace("<", "\\u003c")

@@ -163,6 +163,8 @@ def _check(options: Options) -> None:
         raise LoadTestError("--find-max: want --slo, such as p99=50ms, for what the rate has to keep")
     if options.form == "packed" and options.valid_lens is not None:
         raise LoadTestError("--valid-lens: packed keys have no padding, so all of them count; use --form padded")
+    if options.form == "packed" and options.protocol.startswith("oip"):
+        raise LoadTestError(f"--form packed: {options.protocol} has no packed tensors; use safetensors, npz or json")
     if options.body is not None and options.artifact is not None:
         raise LoadTestError("--artifact: what a --body asks for is not known, so its answer cannot be computed")
 

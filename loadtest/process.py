@@ -15,7 +15,7 @@ from typing import Any, final
 
 import uvloop
 
-from loadtest.driver import Driver, Kept, Share, Usage
+from loadtest.driver import Driver, Kept, Said, Share, Usage
 from loadtest.errors import LoadTestError
 from loadtest.records import Records, parse
 from loadtest.target import Target
@@ -77,7 +77,9 @@ class Processes:
         self,
         shares: Sequence[Share],
         count: Callable[[Records], None],
+        *,
         compare: Callable[[int, Kept], None],
+        hear: Callable[[Said], None],
         meanwhile: Callable[[], None],
     ) -> list[Usage]:
         """Sends a share from each process, and returns what that took.
@@ -86,6 +88,7 @@ class Processes:
             shares: one a process.
             count: is given records as they come.
             compare: is given a process's number and an answer that it has kept.
+            hear: is given what refusals said.
             meanwhile: is called some ten times a second.
 
         Raises:
@@ -104,6 +107,8 @@ class Processes:
                     count(parse(message))
                 elif isinstance(message, Kept):
                     compare(process, message)
+                elif isinstance(message, Said):
+                    hear(message)
                 else:
                     usages[process] = message
             meanwhile()

@@ -88,7 +88,7 @@ def read_output(protocol: Protocol, headers: Mapping[str, str], content: bytes) 
     """
     try:
         return _READERS[protocol](headers, content)
-    except (ValueError, LookupError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+    except (ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
         raise LoadTestError(f"answer: not one of {protocol}: {error}") from error
 
 
@@ -173,7 +173,10 @@ def _dumps(value: Any) -> bytes:
 
 
 def _read_json(_: Mapping[str, str], content: bytes) -> Array:
-    return np.array(orjson.loads(content)["output"])
+    output = orjson.loads(content)["output"]
+    if len({len(entry) for entry in output}) > 1:  # of packed queries: a list for each entry
+        return np.concatenate([np.array(entry) for entry in output])
+    return np.array(output)
 
 
 def _read_safetensors(_: Mapping[str, str], content: bytes) -> Array:

@@ -67,24 +67,26 @@ class Runner:
         references = None if settings.references is None else settings.references.anew()
         shares = self._shares(level)
         begins_s, ends_s = shares[0].counts_from_s, shares[0].ends_s
-        tally = Tally(
-            (begins_s, None if level.kind == "offline" else ends_s), settings.slo.bounds if settings.slo else ()
-        )
+        until_s = None if level.kind in ("offline", "trace") else ends_s
+        tally = Tally((begins_s, until_s), settings.slo.bounds if settings.slo else (), level.seconds)
         looks = _Looks(settings.server, [begins_s, ends_s])
 
         def meanwhile() -> None:
             looks.when_due()
             self._show(level, tally, time.monotonic() - shares[0].begins_s)
 
+        said: dict[str, str] = {}
         usages = self._processes.send(
             shares,
             tally.add,
-            lambda process, kept: references.compare(process, kept) if references else None,
-            meanwhile,
+            compare=lambda process, kept: references.compare(process, kept) if references else None,
+            hear=lambda one: said.update({str(one.status): one.text}),
+            meanwhile=meanwhile,
         )
         if level.kind == "offline":
             looks.last()
-        return level_result(level, tally, usages, server=looks.between(), references=references, slo=settings.slo)
+        result = level_result(level, tally, usages, server=looks.between(), references=references, slo=settings.slo)
+        return {**result, "said": said}
 
     def _shares(self, level: Level) -> list[Share]:
         settings, count = self._settings, len(self._processes)

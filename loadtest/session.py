@@ -76,7 +76,9 @@ def _found(plan: Plan, measured: _Measured) -> float | None:
     def passes(rate: float) -> bool:
         level = Level("open", first.seconds, first.warmup_s, rate=rate, process=first.process)
         result = measured.run(level)
-        if result["faults"]:
+        if result["slo_missed"] and result["faults"]:  # once more: a machine that others use disturbs now and then
+            result = measured.run(level)
+        if result["slo_missed"] and result["faults"]:
             raise LoadTestError(f"find-max: at {rate:g}/s the generator was the bottleneck: {result['faults'][0]}")
         return not result["slo_missed"]
 
@@ -148,13 +150,18 @@ def _verdict(plan: Plan, levels: list[dict[str, Any]], found: float | None) -> d
     missed = [] if found is not None else [
         f"{level['load']}: SLO missed: {text}" for level in levels for text in level["slo_missed"] or ()
     ]  # fmt: skip
-    unanswered = [f"{level['load']}: nothing was answered" for level in levels if not level["requests"]["answered"]]
+    unanswered = [_unanswered(level) for level in levels if not level["requests"]["answered"]]
     if wrong or missed or (unanswered and found is None):
         status = FAILED
     elif any(level["faults"] for level in levels):
         status = INVALID
         reasons.append("invalid: the generator was the bottleneck")
     return {"exit_status": status, "reasons": [*reasons, *wrong, *(missed or unanswered)]}
+
+
+def _unanswered(level: Mapping[str, Any]) -> str:
+    said = next(iter(level["said"].values()), "")
+    return f"{level['load']}: nothing was answered" + (f"; the server said: {said}" if said else "")
 
 
 def _wrong(level: Mapping[str, Any]) -> list[str]:

@@ -35,6 +35,20 @@ def stage_table(levels: Sequence[Mapping[str, Any]]) -> Table | None:
     return Table(columns, rows) if rows else None
 
 
+def notes(levels: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What to know of the figures: `INVALID` where they are the generator's, else `note`; and the words."""
+    return [
+        (kind, f"{level['load']}: {text}")
+        for level in levels
+        for kind, texts in (
+            ("INVALID", level["faults"]),
+            ("note", [f"{status} came with: {text}" for status, text in level["said"].items()]),
+            ("note", level["remarks"]),
+        )
+        for text in texts
+    ]
+
+
 def milliseconds(value: float | None) -> str:
     """Three digits, with the unit."""
     if value is None:

@@ -58,9 +58,10 @@ class Tally:
         span: from the end of the warm-up to the end of the level, on the monotonic clock; the end of None is when the
             last one ends.
         bounds: for which answers within them are counted.
+        expected_s: about how long the span will be, where it has no end.
     """
 
-    def __init__(self, span: tuple[float, float | None], bounds: Sequence[Bound]) -> None:
+    def __init__(self, span: tuple[float, float | None], bounds: Sequence[Bound], expected_s: float = 0.0) -> None:
         self._begins_s, self._ends_s = span
         self._last_s = self._begins_s
         self.latency, self.service, self.lag = Durations(), Durations(), Durations()
@@ -68,7 +69,7 @@ class Tally:
         self.within: dict[Bound, int] = dict.fromkeys(bounds, 0)
         self.arrived = 0
         self._amounts: dict[str, int] = dict.fromkeys(_AMOUNTS, 0)
-        seconds = self.seconds
+        seconds = expected_s if self._ends_s is None else self.seconds
         count = max(1, min(_MOST_WINDOWS, int(seconds / _LEAST_WINDOW_S)))
         self.window_s = max(seconds / count, _LEAST_WINDOW_S)
         self.windows = [Window(number * self.window_s) for number in range(count)]

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from loadtest.compare import Difference
 from loadtest.level import Level
-from loadtest.tables import Table, level_table, milliseconds, stage_table
+from loadtest.tables import Table, level_table, milliseconds, notes, stage_table
 from loadtest.tally import Tally
 
 _PIPE_WIDTH = 220
@@ -68,11 +68,8 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
     stages = stage_table(report["levels"])
     if stages is not None:
         console.print(_rich(stages, "Where the time went, mean; by /metrics over the same seconds"))
-    for level in report["levels"]:
-        for fault in level["faults"]:
-            console.print(f"INVALID  {level['load']}: {fault}", markup=False)
-        for remark in level["remarks"]:
-            console.print(f"note     {level['load']}: {remark}", markup=False)
+    for kind, text in notes(report["levels"]):
+        console.print(f"{kind:8} {text}", markup=False)
     for line in report["verdict"]["reasons"]:
         console.print(line, markup=False)
 

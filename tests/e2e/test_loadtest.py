@@ -1,14 +1,17 @@
 """`mha loadtest` as a user runs it: against a server whose times are known, and against ours."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -16,7 +19,12 @@ from loadtest.protocols import PROTOCOLS
 from tests.loadtest.test_arrivals import CRITICAL, kolmogorov_smirnov
 from tests.served import ServerProcess, clean_environment, free_port, serving, serving_fake
 
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers" / "servers"
+SHORT = ("--duration", "1", "--warmup", "0.2")
 RAGGED = ("--batch", "3", "--queries", "uniform:min=1,max=7")
+RAGGED_CROSS = (*RAGGED, "--keys", "uniform:min=2,max=9", "--valid-lens", "uniform:min=1,max=9")
+PACKED = (*RAGGED, "--keys", "uniform:min=2,max=9", "--form", "packed")
+NAMES = {(): "self", RAGGED: "self_ragged", RAGGED_CROSS: "cross_padded", PACKED: "cross_packed"}
 
 
 @dataclass(frozen=True)
@@ -166,17 +174,14 @@ class TestOurServer:
             assert told == pytest.approx(level["per_second"]["requests"] * level["server"]["seconds"], rel=0.2)
             assert level["server"]["request_ms"] < level["service_ms"]["mean"]
 
-    @pytest.mark.parametrize("protocol", PROTOCOLS)
     @pytest.mark.parametrize(
-        "shapes",
+        ("protocol", "shapes"),
         [
-            (),
-            (*RAGGED, "--keys", "uniform:min=2,max=9", "--valid-lens", "uniform:min=1,max=9"),
-            (*RAGGED, "--keys", "uniform:min=2,max=9", "--form", "packed"),
-            RAGGED,
+            *((protocol, shapes) for protocol in PROTOCOLS for shapes in ((), RAGGED_CROSS, RAGGED)),
+            *((protocol, PACKED) for protocol in PROTOCOLS if not protocol.startswith("oip")),
         ],
-        ids=["self", "cross_padded", "cross_packed", "self_ragged"],
-    )  # fmt: skip
+        ids=lambda value: value if isinstance(value, str) else NAMES[value],
+    )
     def test_every_protocol_is_answered_right(
         self, tmp_path: Path, server: ServerProcess, seeds_repository: Path, protocol: str, shapes: Sequence[str]
     ) -> None:
@@ -230,6 +235,16 @@ class TestOurServer:
         assert "SLO missed: errors" in run.printed
         assert run.level["server"]["requests"]["overloaded"] > 20
 
+    def test_refusals_are_told(self, tmp_path: Path, server: ServerProcess) -> None:
+        """With what the server said, once for each status."""
+        (tmp_path / "body.json").write_text('{"queries": [[[1]]]}')
+        url, body = f"{server.url}/v1/attention", str(tmp_path / "body.json")
+        run = loadtest(tmp_path, url, "--body", body, "--concurrency", "1", "--duration", "0.5", "--warmup", "0")
+        assert run.status == 1
+        assert run.level["requests"]["failed"] == run.level["requests"]["sent"] > 0
+        assert "queries: last axis is 1, the model expects 100" in run.level["said"]["422"]
+        assert "nothing was answered; the server said" in run.printed
+
     def test_find_max(self, tmp_path: Path) -> None:
         """Where a server of known times is asked for what it cannot do, the search says so; else it finds a rate."""
         (tmp_path / "body.bin").write_bytes(b"a body")
@@ -252,7 +267,7 @@ class TestOurServer:
     def test_scenarios(self, tmp_path: Path, server: ServerProcess, flags: Sequence[str], load: str, said: str) -> None:
         """MLPerf's four, each with its own figure."""
         run = loadtest(tmp_path, server.url, *flags, "--duration", "3", "--warmup", "0.5")
-        assert run.status == 0, run.printed
+        assert run.status in (0, 3), run.printed  # beside other tests the generator may have been late, and says so
         assert run.level["load"] == load
         assert said in run.printed
 
@@ -270,6 +285,39 @@ class TestOurServer:
             )
         assert 60 < run.level["requests"]["answered"] <= 100
         assert 20 < run.level["latency_ms"]["p50"] < 40
+
+
+class TestPeer:
+    def test_any_server_by_its_own_body(self, tmp_path: Path, seeds_repository: Path) -> None:
+        """The server that one writes in an afternoon is driven as it wants to be."""
+        port = free_port()
+        setup = {"MODEL": seeds_repository / "attention" / "1" / "model.onnx", "PORT": port, "PROCESSES": 1}
+        setup |= {"CALLERS": 2, "THREADS": 1, "BATCH": 1, "WAIT_MS": 1}
+        environment = clean_environment(**{f"BENCH_{name}": str(value) for name, value in setup.items()})
+        tokens = np.random.default_rng(1).standard_normal((1, 4, 100)).tolist()
+        body = {"queries": tokens, "keys": tokens, "values": tokens, "valid_lens": [3]}
+        (tmp_path / "body.json").write_text(json.dumps(body))
+        url = f"http://127.0.0.1:{port}/"
+        with subprocess.Popen([sys.executable, "obvious.py"], cwd=PEERS, env=environment) as process:
+            try:
+                wait_until_answers(f"{url}ready")
+                run = loadtest(tmp_path, url, "--body", str(tmp_path / "body.json"), "--concurrency", "4", *SHORT)
+            finally:
+                process.terminate()
+        assert run.status == 0, run.printed
+        assert run.level["requests"]["answered"] == run.level["requests"]["sent"] > 50
+        assert run.level["server"] is None
+
+
+def wait_until_answers(url: str) -> None:
+    """Returns once somebody does."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(url)
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"nobody answers at {url}")
 
 
 class TestReportsCompared:
@@ -312,6 +360,7 @@ class TestMistakes:
             (("--scenario", "server"), "want --rate"),
             (("--slo", "99"), "slo: got '99'"),
             (("--form", "packed", "--valid-lens", "3"), "packed keys have no padding"),
+            (("--form", "packed", "--protocol", "oip-json"), "oip-json has no packed tensors"),
             (("--model", "absent"), "model: got 'absent'"),
             (("--version", "7"), "version: got 7"),
             (("--header", "nonsense"), "header: got 'nonsense'"),
