@@ -44,7 +44,7 @@ bench: $(VENV)/.dev  ## Measure the service against its peers (45 minutes; wants
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers.table
 
-chaos: $(VENV)/.dev  ## Misuse a real server on loopback, and account for every request (4 minutes).
+chaos: $(VENV)/.dev  ## Misuse a real server on loopback, and account for every request (9 minutes, on a quiet machine).
 	$(BIN)/python -m tests.chaos
 
 soak: $(VENV)/.dev  ## Send mixed requests for a quarter of an hour; memory, descriptors and threads have to level off.

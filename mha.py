@@ -17,7 +17,6 @@ _COMMANDS: Final = {
 }
 _EXTRAS: Final = {
     "hdrh": "loadtest",
-    "plotly": "loadtest",
     "torch": "export",
     "onnx": "export",
     "onnxscript": "export",
@@ -54,9 +53,9 @@ class _Subcommands(click.Group):
 
 def _missing(command: str, error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
-    extra = _EXTRAS.get(package)
-    if extra is None:
+    if package not in _EXTRAS:
         raise error
+    extra = command if command == "loadtest" else _EXTRAS[package]  # some packages are in both extras
     return f"'mha {command}' needs {package}, which is not installed: pip install 'mha-service[{extra}]'"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -116,10 +117,12 @@ def measure(context: click.Context, /, **options: Any) -> None:
     mha loadtest http://127.0.0.1:9000/predict --body request.json
     mha loadtest compare old.json new.json
     """  # noqa: D301  # \b keeps click from rewrapping the examples
-    json_path, html_path = options.pop("json_path"), options.pop("html_path")
+    json_path: Path | None = options.pop("json_path")
+    html_path: Path | None = options.pop("html_path")
     console = Console(stderr=True)
     try:
         _check_writable(json_path, html_path)
+        page = _page() if html_path is not None else None
         report = run(prepare(Options(**options)), _command(), console)
     except LoadTestError as error:
         raise click.ClickException(str(error)) from error
@@ -128,9 +131,7 @@ def measure(context: click.Context, /, **options: Any) -> None:
     print_report(report, Console())
     if json_path is not None:
         json_path.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
-    if html_path is not None:
-        from loadtest.page import page  # noqa: PLC0415  # plotly is only needed here
-
+    if html_path is not None and page is not None:
         html_path.write_text(page(report))
     context.exit(report["verdict"]["exit_status"])
 
@@ -162,6 +163,14 @@ def _check_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             raise LoadTestError(f"report: {path} cannot be written: no such folder, or it is one")
+
+
+def _page() -> Callable[[Mapping[str, Any]], str]:
+    try:
+        from loadtest.page import page  # noqa: PLC0415  # plotly takes its time, and only a page needs it
+    except ImportError as error:
+        raise LoadTestError(f"--html: {error}; pip install 'mha-service[loadtest]'") from error
+    return page
 
 
 def _command() -> str:

@@ -1,7 +1,4 @@
-"""Sends the requests of one level from one process: when they are due, not when there is time.
-
-Three ways to decide what is due next, behind one seam: `Closed`, `Open` and `Groups`.
-"""
+"""Sends the requests of one level from one process: when they are due, not when there is time."""
 
 import asyncio
 import gc
@@ -9,61 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
-import numpy as np
-
-from loadtest.arrivals import Seconds, read_trace, schedule
 from loadtest.connection import BROKEN, TIMED_OUT, Exchange
 from loadtest.connections import Connections
-from loadtest.level import Level
+from loadtest.level import Share
 from loadtest.records import record
 from loadtest.shapes import together
+from loadtest.sources import source
 from loadtest.target import Target
-from loadtest.timer import Timer, timer
 from loadtest.workload import Made
 
 MOST_REFERENCES: Final = 16
 """Of the bodies of a process, the first so many are those whose answers are compared."""
 _REPORT_EVERY_S: Final = 0.1
-# After a connection that broke, so that a server that is gone is not asked a million times.
-_RESPITE_S: Final = 0.05
 # Answers kept for comparison that may wait to be fetched; beyond that requests are sent without looking at the answer.
 _MOST_KEPT: Final = 32
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of a level that one process sends.
-
-    Attributes:
-        process, processes: this one's number, of how many.
-        begins_s: on the monotonic clock, which all processes of a machine share.
-        check_every: each so many requests one answer is kept for comparison; 0 keeps none.
-        most_connections: of this process.
-        timeout_s: how long an answer is waited for.
-        seed: of the arrivals.
-    """
-
-    level: Level
-    process: int
-    processes: int
-    begins_s: float
-    check_every: int
-    most_connections: int
-    timeout_s: float
-    seed: int
-
-    @property
-    def counts_from_s(self) -> float:
-        """End of the warm-up."""
-        return self.begins_s + self.level.warmup_s
-
-    @property
-    def ends_s(self) -> float:
-        """Nothing is due from here on."""
-        return self.counts_from_s + self.level.seconds
 
 
 @final
@@ -106,19 +64,6 @@ class Said:
     text: str
 
 
-class Source(Protocol):
-    """Decides when requests are due."""
-
-    def start(self) -> None:
-        """At the beginning of the level."""
-
-    def ended(self, exchange: Exchange) -> None:
-        """A request has ended."""
-
-    def close(self) -> None:
-        """Nothing more is due."""
-
-
 @final
 class Driver:
     """Sends one share.
@@ -148,7 +93,7 @@ class Driver:
         self._heard: set[int] = set()
         self._defect: BaseException | None = None
         self._connections = Connections(target, bodies, share.most_connections, share.timeout_s, self._ended)
-        self._source = _source(share, self)
+        self._source = source(share, self)
 
     async def run(self) -> Usage:
         """Sends everything, waits for the last answer, and tells what it took."""
@@ -185,11 +130,8 @@ class Driver:
         every = self._share.check_every
         if every and number % every == 0 and self._kept < _MOST_KEPT:
             # As it was when the reference was made.
-            exchange.body, exchange.mark, exchange.kept = (
-                (number // every) % min(bodies, MOST_REFERENCES),
-                0,
-                bytearray(),
-            )
+            exchange.body, exchange.mark = (number // every) % min(bodies, MOST_REFERENCES), 0
+            exchange.kept = bytearray()
             self._kept += 1
         self._connections.submit(exchange)
 
@@ -240,132 +182,6 @@ class Driver:
         if self._records:
             self._report(b"".join(self._records))
             self._records.clear()
-
-
-@final
-class Closed:
-    """So many requests in flight; the next is due when one is answered."""
-
-    def __init__(self, driver: Driver, concurrency: int) -> None:
-        self._driver = driver
-        self._concurrency = concurrency
-        self._closed = False
-
-    def start(self) -> None:
-        """As `Source` says."""
-        for _ in range(self._concurrency):
-            self._next()
-
-    def ended(self, exchange: Exchange) -> None:
-        """As `Source` says."""
-        self._driver.note(exchange)
-        if exchange.status == BROKEN:
-            asyncio.get_running_loop().call_later(_RESPITE_S, self._next)
-        else:
-            self._next()
-
-    def close(self) -> None:
-        """As `Source` says."""
-        self._closed = True
-
-    def _next(self) -> None:
-        if not self._closed:
-            self._driver.send(time.monotonic())
-
-
-@final
-class Open:
-    """Requests at times that were fixed before."""
-
-    def __init__(self, driver: Driver, due_s: Seconds) -> None:
-        self._driver = driver
-        self._due_s: list[float] = due_s.tolist()
-        self._next = 0
-        self._timer: Timer | None = None
-
-    def start(self) -> None:
-        """As `Source` says."""
-        self._timer = timer(self._ring)
-        self._ring()
-
-    def ended(self, exchange: Exchange) -> None:
-        """As `Source` says."""
-        self._driver.note(exchange)
-
-    def close(self) -> None:
-        """As `Source` says."""
-        # What was due and could not be sent yet is late, and not left out.
-        self._ring()
-        if self._timer is not None:
-            self._timer.close()
-
-    def _ring(self) -> None:
-        due_s = self._due_s
-        while self._next < len(due_s) and due_s[self._next] <= time.monotonic():
-            self._driver.send(due_s[self._next])
-            self._next += 1
-        if self._next < len(due_s) and self._timer is not None:
-            self._timer.set(due_s[self._next])
-
-
-@final
-class Groups:
-    """So many samples at once; the next so many are due when the last of them is answered. A group counts as one."""
-
-    def __init__(self, driver: Driver, samples: int) -> None:
-        self._driver = driver
-        self._samples = samples
-        self._closed = False
-        self._done: list[Exchange] = []
-
-    def start(self) -> None:
-        """As `Source` says."""
-        due_s = time.monotonic()
-        for _ in range(self._samples):
-            self._driver.send(due_s)
-
-    def ended(self, exchange: Exchange) -> None:
-        """As `Source` says."""
-        self._done.append(exchange)
-        if len(self._done) < self._samples:
-            return
-        self._driver.note_group(self._done)
-        broken = any(one.status == BROKEN for one in self._done)
-        self._done = []
-        asyncio.get_running_loop().call_later(_RESPITE_S if broken else 0, self._again)
-
-    def close(self) -> None:
-        """As `Source` says."""
-        self._closed = True
-
-    def _again(self) -> None:
-        if not self._closed:
-            self.start()
-
-
-def _source(share: Share, driver: Driver) -> Source:
-    level = share.level
-    match level.kind:
-        case "closed":
-            own = len(range(share.process, level.concurrency, share.processes))
-            return Closed(driver, own)
-        case "multi-stream":
-            return Groups(driver, level.samples)
-        case _:
-            return Open(driver, share.begins_s + _offsets(share)[share.process :: share.processes])
-
-
-def _offsets(share: Share) -> Seconds:
-    # Of all processes.
-    level = share.level
-    match level.kind:
-        case "trace":
-            assert level.trace is not None  # noqa: S101  # who makes such a level names its file
-            return read_trace(level.trace).due_s
-        case "offline":
-            return np.zeros(level.samples)
-        case _:
-            return schedule(level.rate, level.warmup_s + level.seconds, level.process, share.seed)
 
 
 def _badness(status: int) -> int:

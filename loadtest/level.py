@@ -1,4 +1,4 @@
-"""One amount of load: how requests come, for how long."""
+"""One amount of load: how requests come, for how long; and the share of it that one process sends."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,3 +50,37 @@ class Level:
                 return f"multi-stream of {self.samples}"
             case "offline":
                 return f"offline, {self.samples} samples"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a level that one process sends.
+
+    Attributes:
+        process, processes: this one's number, of how many.
+        begins_s: on the monotonic clock, which all processes of a machine share.
+        check_every: each so many requests one answer is kept for comparison; 0 keeps none.
+        most_connections: of this process.
+        timeout_s: how long an answer is waited for.
+        seed: of the arrivals.
+    """
+
+    level: Level
+    process: int
+    processes: int
+    begins_s: float
+    check_every: int
+    most_connections: int
+    timeout_s: float
+    seed: int
+
+    @property
+    def counts_from_s(self) -> float:
+        """End of the warm-up."""
+        return self.begins_s + self.level.warmup_s
+
+    @property
+    def ends_s(self) -> float:
+        """Nothing is due from here on."""
+        return self.counts_from_s + self.level.seconds

@@ -15,8 +15,9 @@ from typing import Any, final
 
 import uvloop
 
-from loadtest.driver import Driver, Kept, Said, Share, Usage
+from loadtest.driver import Driver, Kept, Said, Usage
 from loadtest.errors import LoadTestError
+from loadtest.level import Share
 from loadtest.records import Records, parse
 from loadtest.target import Target
 from loadtest.workload import Workload, share

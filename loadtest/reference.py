@@ -110,8 +110,10 @@ def from_weights(artifact: Path, digest: str | None, workload: Composed, of: Seq
     Raises:
         LoadTestError: the artefact cannot be read, or is not what is served.
     """
-    from loadtest.weights import read_layer  # noqa: PLC0415  # wants onnx, which only this needs
-
+    try:
+        from loadtest.weights import read_layer  # noqa: PLC0415  # wants onnx, which only this needs
+    except ImportError as error:
+        raise LoadTestError(f"--artifact: {error}; pip install 'mha-service[export]'") from error
     layer = read_layer(artifact, digest)
     return {index: _output(layer, workload.tensors(index), workload.make(index).shape) for index in of}
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from loadtest.driver import Share
 from loadtest.exposition import Exposition, between, look
-from loadtest.level import Level
+from loadtest.level import Level, Share
 from loadtest.process import Processes
 from loadtest.reference import References
 from loadtest.result import level_result

@@ -6,12 +6,14 @@ from typing import Final, final
 from service.artifact import Artifact, read_artifact
 from service.errors import ArtifactError
 
+# At the root of a volume there may be one that only root can list.
+_LOST: Final = "lost+found"
 _HINT: Final = "export one with: mha export --num-hiddens 100 --num-heads 5 --out"
 
 
 @final
 class Repository:
-    """The artefacts below one folder. Hidden folders (half-written exports) are not seen."""
+    """The artefacts below one folder. Hidden folders (half-written exports) and a file system's own are not seen."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,7 +55,7 @@ class Repository:
 
 
 def _is_visible(entry: Path) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
+    return entry.is_dir() and not entry.name.startswith(".") and entry.name != _LOST
 
 
 def _versions(folder: Path) -> list[int]:

@@ -13,7 +13,7 @@ from tests.conftest import weights_of
 from tests.oracle import multi_head_attention
 from tests.served import ServerProcess, clean_environment
 
-FORBIDDEN = ("torch", "onnx", "onnxscript", "safetensors", "transformers", "model", "export", "rich")
+FORBIDDEN = ("torch", "onnx", "onnxscript", "safetensors", "transformers", "model", "export", "loadtest", "rich")
 
 SERVE_WITHOUT = f"""
 import sys

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from mha import main
 from service.settings import Settings, environment_name, flag_name
-from tests.served import clean_environment
+from tests.served import ServerProcess, clean_environment
 
 
 def mha(*arguments: str | Path, **environment: str) -> Result:
@@ -38,6 +38,7 @@ class TestHelp:
             "export",
             "health",
             "inspect",
+            "loadtest",
             "serve",
         ]
 
@@ -85,6 +86,26 @@ class TestMissingExtra:
         assert done.stderr == (
             f"Error: 'mha export' needs {package}, which is not installed: pip install 'mha-service[export]'\n"
         )
+
+    @pytest.mark.parametrize("package", ["hdrh", "rich", "safetensors"])
+    def test_of_the_load_tester(self, package: str) -> None:
+        """Its own extra is named, though `export` brings some of the same packages."""
+        done = python(
+            f"import sys\nsys.modules[{package!r}] = None\nfrom mha import main\nmain(['loadtest', '--help'])"
+        )
+        assert done.returncode == 1
+        assert done.stderr.endswith(f"needs {package}, which is not installed: pip install 'mha-service[loadtest]'\n")
+
+    @pytest.mark.parametrize(
+        ("package", "flag", "extra"), [("onnx", "--artifact", "export"), ("plotly", "--html", "loadtest")], ids=str
+    )
+    def test_of_one_option(self, server: ServerProcess, tmp_path: Path, package: str, flag: str, extra: str) -> None:
+        """A package that one option alone needs is asked for before anything is measured."""
+        command = ["loadtest", server.url, "--model", "odd", flag, str(tmp_path / "somewhere")]
+        done = python(f"import sys\nsys.modules[{package!r}] = None\nfrom mha import main\nmain({command!r})")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"Error: {flag}: ")
+        assert done.stderr.endswith(f"pip install 'mha-service[{extra}]'\n")
 
     def test_of_another_package_is_a_defect(self) -> None:
         """A module that no extra brings is not explained away."""

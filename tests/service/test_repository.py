@@ -38,7 +38,8 @@ class TestVersions:
             pytest.param("m/1.5", id="fraction"),
             pytest.param("m/\u00b2", id="superscript"),
             pytest.param("m/\u0661", id="arabic_digit"),
-            pytest.param("lost+found", id="no_versions"),
+            pytest.param("empty", id="no_versions"),
+            pytest.param("lost+found/1", id="of_the_file_system"),
         ],
     )
     def test_what_is_none_is_not_seen(self, tmp_path: Path, entry: str) -> None:
