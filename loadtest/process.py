@@ -5,7 +5,9 @@ records several times a second, so that memory does not grow with the length of 
 """
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,8 +154,17 @@ def _received(pipe: Pipe) -> Any:
         raise LoadTestError("a process that sends has ended; what it said is above") from error
 
 
+def _end_with_parent() -> None:
+    # A daemon ends when its parent ends well; one that is killed would leave it sending for ever.
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # noqa: S101  # it is a child
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def _work(recipe: Recipe, process: int, processes: int, pipe: Pipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; who counts decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     count = -(-recipe.bodies // processes)
     bodies = share(recipe.workload, process, processes, count, recipe.most_bytes // processes)
     shapes = [made.shape for made in bodies]

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from loadtest.protocols import PROTOCOLS
@@ -300,7 +301,7 @@ class TestPeer:
         url = f"http://127.0.0.1:{port}/"
         with subprocess.Popen([sys.executable, "obvious.py"], cwd=PEERS, env=environment) as process:
             try:
-                wait_until_answers(f"{url}ready")
+                wait_until(lambda: answers(f"{url}ready"))
                 run = loadtest(tmp_path, url, "--body", str(tmp_path / "body.json"), "--concurrency", "4", *SHORT)
             finally:
                 process.terminate()
@@ -309,15 +310,20 @@ class TestPeer:
         assert run.level["server"] is None
 
 
-def wait_until_answers(url: str) -> None:
-    """Returns once somebody does."""
+def answers(url: str) -> bool:
+    """Whether somebody does."""
+    with contextlib.suppress(httpx.TransportError):
+        httpx.get(url)
+        return True
+    return False
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Returns once it is so."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError):
-            httpx.get(url)
-            return
+    while not is_so():
+        assert time.monotonic() < deadline
         time.sleep(0.1)
-    raise AssertionError(f"nobody answers at {url}")
 
 
 class TestReportsCompared:
@@ -400,6 +406,18 @@ class TestMistakes:
         level = json.loads((tmp_path / "report.json").read_text())["levels"][0]
         assert level["requests"]["answered"] > 50
         assert level["requests"]["broken"] > 5
+
+    def test_that_is_killed_leaves_nobody_behind(self, tmp_path: Path, body: str) -> None:
+        """What sends ends with what counts."""
+        with known_server(tmp_path, "--service-ms", "5") as known:
+            command = [sys.executable, "-m", "mha", "loadtest", known.url, "--body", body, "--duration", "60"]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+                process = psutil.Process(running.pid)
+                wait_until(lambda: any("spawn_main" in " ".join(one.cmdline()) for one in process.children()))
+                time.sleep(0.5)
+                children = process.children()
+                running.kill()
+            assert psutil.wait_procs(children, timeout=10)[1] == []
 
     def test_secrets_stay_out_of_the_report(self, tmp_path: Path, body: str) -> None:
         """A header that was given is sent, and not told."""
