@@ -7,8 +7,8 @@ from loadtest.driver import Usage
 from loadtest.level import Level
 from loadtest.tally import Tally
 
-# Beyond these the generator itself is what is measured.
-_MOST_CPU: Final = 0.9
+MOST_CPU: Final = 0.9
+"""Of a core, for a process that sends; beyond that, and beyond the lag below, the generator is what is measured."""
 _MOST_LAG_S: Final = 0.001
 _MOST_LAG: Final = 0.1
 _MOST_WAITING: Final = 0.2
@@ -22,7 +22,7 @@ def faults(level: Level, tally: Tally, usages: Sequence[Usage]) -> list[str]:
     """Why the figures of a level are the generator's and not the server's, with what to change; none if they hold."""
     found = []
     busiest = max(usage.cpu_s / max(usage.wall_s, 1e-9) for usage in usages)
-    if busiest > _MOST_CPU:
+    if busiest > MOST_CPU:
         found.append(
             f"a process that sends was busy for {busiest:.0%} of the time; use more --processes, or another machine"
         )

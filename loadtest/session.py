@@ -6,7 +6,7 @@ from typing import Any, final
 
 from rich.console import Console
 
-from loadtest import machine, reference
+from loadtest import judge, machine, reference
 from loadtest.errors import FAILED, INVALID, PASSED, LoadTestError
 from loadtest.level import Level
 from loadtest.plan import Plan
@@ -78,8 +78,6 @@ def _found(plan: Plan, measured: _Measured) -> float | None:
         result = measured.run(level)
         if result["slo_missed"] and result["faults"]:  # once more: a machine that others use disturbs now and then
             result = measured.run(level)
-        if result["slo_missed"] and result["faults"]:
-            raise LoadTestError(f"find-max: at {rate:g}/s the generator was the bottleneck: {result['faults'][0]}")
         return not result["slo_missed"]
 
     return highest(passes, first.rate, plan.options.resolution)
@@ -153,10 +151,18 @@ def _verdict(plan: Plan, levels: list[dict[str, Any]], found: float | None) -> d
     unanswered = [_unanswered(level) for level in levels if not level["requests"]["answered"]]
     if wrong or missed or (unanswered and found is None):
         status = FAILED
-    elif any(level["faults"] for level in levels):
+    elif any(level["faults"] for level in (levels if found is None else _limits(levels, found))):
         status = INVALID
         reasons.append("invalid: the generator was the bottleneck")
     return {"exit_status": status, "reasons": [*reasons, *wrong, *(missed or unanswered)]}
+
+
+def _limits(levels: list[dict[str, Any]], found: float) -> list[dict[str, Any]]:
+    # The lowest rate that failed, where senders were too busy to know better.
+    failed = [level for level in levels if level["slo_missed"] and level["level"]["rate"] > found]
+    lowest = min((level["level"]["rate"] for level in failed), default=found)
+    tried = [level for level in failed if level["level"]["rate"] == lowest]
+    return [level for level in tried if level["generator"]["busy"] > judge.MOST_CPU]
 
 
 def _unanswered(level: Mapping[str, Any]) -> str:

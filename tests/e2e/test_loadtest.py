@@ -247,13 +247,25 @@ class TestOurServer:
         assert "nothing was answered; the server said" in run.printed
 
     def test_find_max(self, tmp_path: Path) -> None:
-        """Where a server of known times is asked for what it cannot do, the search says so; else it finds a rate."""
+        """Where a server of known times is asked for what it cannot do, the search says so."""
         (tmp_path / "body.bin").write_bytes(b"a body")
         with known_server(tmp_path, "--service-ms", "20") as known:
             common = ("--body", str(tmp_path / "body.bin"), "--find-max", "--duration", "0.5", "--warmup", "0.1")
             run = loadtest(tmp_path, known.url, *common, "--slo", "p99=10ms")
         assert run.status == 1
-        assert "not even 0.1" in run.printed
+        assert "find-max: not even" in run.printed
+
+    def test_find_max_of_ours(self, tmp_path: Path, server: ServerProcess) -> None:
+        """It finds a rate between one that passes and one that fails, and says so."""
+        search = ("--find-max", "--rate", "100", "--resolution", "0.5", "--slo", "p99=100ms")
+        run = loadtest(tmp_path, server.url, *search, "--duration", "0.8", "--warmup", "0.2", "--check-every", "0")
+        assert run.status in (0, 3), run.printed
+        found = run.report["found_rate"]
+        missed = [level["level"]["rate"] for level in run.report["levels"] if level["slo_missed"]]
+        passed = [level["level"]["rate"] for level in run.report["levels"] if not level["slo_missed"]]
+        assert found == max(passed)
+        assert found < min(rate for rate in missed if rate > found) <= 1.5 * found
+        assert f"found: {found:.4g} requests a second keep p99=100ms" in run.printed
 
     @pytest.mark.parametrize(
         ("flags", "load", "said"),
@@ -432,13 +444,13 @@ class TestMistakes:
         )
 
     def test_generator_that_is_too_slow_says_so(self, tmp_path: Path, body: str) -> None:
-        """A rate that no process can send makes the run invalid, with what to change, and exit status 3."""
+        """A rate that no process can send makes the run invalid, and the exit status 3."""
         with known_server(tmp_path) as known:
             run = loadtest(
                 tmp_path, known.url, "--body", body, "--rate", "200000", "--duration", "0.5", "--warmup", "0"
             )
         assert run.status == 3, run.printed
-        assert "use more --processes" in run.printed
+        assert "INVALID" in run.printed
 
 
 def test_help_is_complete() -> None:
