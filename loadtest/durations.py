@@ -1,6 +1,5 @@
 """Durations in an HDR histogram: exact to a tenth of a percent from a microsecond to an hour, in bounded memory."""
 
-import base64
 from typing import Any, Final, final
 
 import numpy as np
@@ -71,17 +70,8 @@ class Durations:
 
     def encoded(self) -> str:
         """HdrHistogram's own format (V2, compressed, base64), microseconds: other tools read and add it."""
-        return base64.b64encode(base64.b64decode(self._histogram.encode())).decode()
-
-
-def decode(encoded: str) -> HdrHistogram:
-    """What `encoded` wrote."""
-    return HdrHistogram.decode(encoded)
-
-
-def samples_for(quantile: float) -> int:
-    """How many durations it takes until a quantile is told."""
-    return int(np.ceil(_SAMPLES_BEYOND / (1 - quantile) - 1e-6))
+        encoded: bytes = self._histogram.encode()
+        return encoded.decode()
 
 
 def _steps(durations_s: Seconds) -> NDArray[Any]:

@@ -36,14 +36,12 @@ class Stock:
         process: its number.
         bodies: how many it holds.
         size_bytes: of all of them.
-        rows, queries, tokens: of all of them.
+        tokens: of all of them.
     """
 
     process: int
     bodies: int
     size_bytes: int
-    rows: int
-    queries: int
     tokens: int
 
 
@@ -167,16 +165,7 @@ def _work(recipe: Recipe, process: int, processes: int, pipe: Pipe) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     count = -(-recipe.bodies // processes)
     bodies = share(recipe.workload, process, processes, count, recipe.most_bytes // processes)
-    shapes = [made.shape for made in bodies]
-    pipe.send(
-        Stock(
-            process,
-            len(bodies),
-            sum(len(made.body.content) for made in bodies),
-            sum(shape.rows for shape in shapes),
-            sum(shape.num_queries for shape in shapes),
-            sum(shape.num_tokens for shape in shapes),
-        )
-    )
+    size_bytes = sum(len(made.body.content) for made in bodies)
+    pipe.send(Stock(process, len(bodies), size_bytes, sum(made.shape.num_tokens for made in bodies)))
     while (task := pipe.recv()) is not None:
         pipe.send(uvloop.run(Driver(task, recipe.target, bodies, pipe.send, pipe.send).run()))
