@@ -428,6 +428,8 @@ class TestMistakes:
                 wait_until(lambda: any("spawn_main" in " ".join(one.cmdline()) for one in process.children()))
                 time.sleep(0.5)
                 children = process.children()
+                # Meanwhile it counts when they have nothing to send.
+                assert process.nice() > max(child.nice() for child in children)
                 running.kill()
             assert psutil.wait_procs(children, timeout=10)[1] == []
 
