@@ -56,7 +56,8 @@ def level_result(
         "compared": None if references is None else _compared(references),
         "faults": judge.faults(level, tally, usages),
         "remarks": judge.remarks(level, tally, usages),
-        "slo_missed": None if slo is None else slo.missed(tally.within, outcomes["answered"], max(tally.ended, 1)),
+        "slo_missed": None if slo is None else slo.missed(tally.counts),
+        "slo_clear": None if slo is None else slo.is_clear([window.counts for window in tally.windows]),
     }
 
 
@@ -69,7 +70,7 @@ def durations(values: Durations) -> dict[str, float | None]:
 
 def _goodput(tally: Tally, slo: Slo | None) -> float | None:
     # Answers a second within the strictest bound.
-    return None if slo is None else tally.within[slo.strictest] / max(tally.seconds, 1e-9)
+    return None if slo is None else tally.counts.within[slo.strictest] / max(tally.seconds, 1e-9)
 
 
 def _gap(tally: Tally, server: Mapping[str, Any]) -> float | None:

@@ -13,7 +13,7 @@ from loadtest.plan import Plan
 from loadtest.process import Processes, Recipe, started
 from loadtest.reference import References
 from loadtest.runner import Runner, Settings
-from loadtest.search import highest
+from loadtest.search import Search, Trial
 from loadtest.terminal import Shown
 from loadtest.workload import Composed
 
@@ -41,8 +41,8 @@ def run(plan: Plan, command: str, console: Console) -> Report:
             options.connections, options.timeout, options.seed, plan.slo,
         )  # fmt: skip
         measured = _Measured(Runner(processes, settings, shown), shown)
-        found = _found(plan, measured)
-        return _report(plan, command, processes, measured.levels, found)
+        search = _measure(plan, measured)
+        return _report(plan, command, processes, measured.levels, search)
 
 
 @final
@@ -63,8 +63,8 @@ class _Measured:
         self._runner.run(level)
 
 
-def _found(plan: Plan, measured: _Measured) -> float | None:
-    """The highest rate that passes, if one is looked for; else all levels are run."""
+def _measure(plan: Plan, measured: _Measured) -> dict[str, Any] | None:
+    """Runs all levels; where a rate is looked for, those that the search wants, and what it found."""
     if not plan.options.find_max:
         if plan.options.scenario == "offline" and plan.options.warmup:
             measured.warm_up(Level("closed", plan.options.warmup, concurrency=plan.levels[0].concurrency))
@@ -73,14 +73,16 @@ def _found(plan: Plan, measured: _Measured) -> float | None:
         return None
     (first,) = plan.levels
 
-    def passes(rate: float) -> bool:
-        level = Level("open", first.seconds, first.warmup_s, rate=rate, process=first.process)
-        result = measured.run(level)
-        if result["slo_missed"] and result["faults"]:  # once more: a machine that others use disturbs now and then
-            result = measured.run(level)
-        return not result["slo_missed"]
+    def attempt(rate: float) -> Trial:
+        result = measured.run(Level("open", first.seconds, first.warmup_s, rate=rate, process=first.process))
+        return Trial(not result["slo_missed"], result["slo_clear"])
 
-    return highest(passes, first.rate, plan.options.resolution)
+    search = Search(attempt, plan.options.resolution)
+    highest = search.highest(first.rate)
+    rates = [
+        {"rate": one.rate, "passed": one.passed, "levels": len(one.trials)} for one in search.decisions
+    ]  # fmt: skip
+    return {"highest": highest, "rates": rates}
 
 
 def _references(plan: Plan, processes: Processes) -> References | None:
@@ -107,7 +109,7 @@ def _check_stock(plan: Plan, processes: Processes) -> None:
 
 
 def _report(
-    plan: Plan, command: str, processes: Processes, levels: list[dict[str, Any]], found: float | None
+    plan: Plan, command: str, processes: Processes, levels: list[dict[str, Any]], search: dict[str, Any] | None
 ) -> Report:
     options, stocks = plan.options, processes.stocks
     whole = {name: sum(getattr(stock, name) for stock in stocks) for name in ("bodies", "size_bytes", "tokens")}
@@ -131,38 +133,46 @@ def _report(
         "model": None if plan.served is None else dict(plan.served.view),
         "slo": None if plan.slo is None else str(plan.slo),
         "scenario": options.scenario,
-        "found_rate": found,
+        "search": search,
         "levels": levels,
-        "verdict": _verdict(plan, levels, found),
+        "verdict": _verdict(plan, levels, search),
     }
 
 
-def _verdict(plan: Plan, levels: list[dict[str, Any]], found: float | None) -> dict[str, Any]:
+def _verdict(plan: Plan, levels: list[dict[str, Any]], search: dict[str, Any] | None) -> dict[str, Any]:
     reasons, status = [], PASSED
-    if found is not None:
-        reasons.append(f"found: {found:.4g} requests a second keep {plan.slo}")
+    if search is not None:
+        reasons.append(_found(plan, search))
     elif plan.scenario is not None:
         reasons.append(plan.scenario.result(levels[0]))
     wrong = [f"{level['load']}: {text}" for level in levels for text in _wrong(level)]
     # While searching, levels have to miss it.
-    missed = [] if found is not None else [
+    missed = [] if search is not None else [
         f"{level['load']}: SLO missed: {text}" for level in levels for text in level["slo_missed"] or ()
     ]  # fmt: skip
     unanswered = [_unanswered(level) for level in levels if not level["requests"]["answered"]]
-    if wrong or missed or (unanswered and found is None):
+    if wrong or missed or (search["highest"] is None if search is not None else unanswered):
         status = FAILED
-    elif any(level["faults"] for level in (levels if found is None else _limits(levels, found))):
+    elif any(level["faults"] for level in levels) if search is None else _senders_were_the_limit(levels, search):
         status = INVALID
         reasons.append("invalid: the generator was the bottleneck")
     return {"exit_status": status, "reasons": [*reasons, *wrong, *(missed or unanswered)]}
 
 
-def _limits(levels: list[dict[str, Any]], found: float) -> list[dict[str, Any]]:
-    # The lowest rate that failed, where senders were too busy to know better.
-    failed = [level for level in levels if level["slo_missed"] and level["level"]["rate"] > found]
-    lowest = min((level["level"]["rate"] for level in failed), default=found)
-    tried = [level for level in failed if level["level"]["rate"] == lowest]
-    return [level for level in tried if level["generator"]["busy"] > judge.MOST_CPU]
+def _found(plan: Plan, search: dict[str, Any]) -> str:
+    if search["highest"] is None:
+        lowest = min(one["rate"] for one in search["rates"])
+        return f"found no rate that keeps {plan.slo}; not even {lowest:.4g} requests a second do"
+    return f"found: {search['highest']:.4g} requests a second keep {plan.slo}"
+
+
+def _senders_were_the_limit(levels: list[dict[str, Any]], search: dict[str, Any]) -> bool:
+    # At the lowest rate that failed.
+    lowest = min((one["rate"] for one in search["rates"] if not one["passed"]), default=None)
+    return any(
+        level["generator"]["busy"] > judge.MOST_CPU for level in levels
+        if level["slo_missed"] and level["level"]["rate"] == lowest
+    )  # fmt: skip
 
 
 def _unanswered(level: Mapping[str, Any]) -> str:

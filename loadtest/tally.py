@@ -9,7 +9,7 @@ import numpy as np
 from loadtest.connection import BROKEN, TIMED_OUT
 from loadtest.durations import Durations
 from loadtest.records import Records
-from loadtest.slo import Bound
+from loadtest.slo import Bound, Counts
 
 OUTCOMES: Final = ("answered", "refused", "timed_out", "failed", "broken")
 _REFUSED: Final = (429, 503)
@@ -39,12 +39,21 @@ class Window:
         begins_s: after the warm-up.
         answered: that ended in it.
         latency: of those that were due in it and answered.
+        counts: of those that were due in it.
     """
 
-    def __init__(self, begins_s: float) -> None:
+    def __init__(self, begins_s: float, bounds: Sequence[Bound]) -> None:
         self.begins_s = begins_s
         self.answered = 0
         self.latency = Durations()
+        self.counts = Counts(within=dict.fromkeys(bounds, 0))
+
+    def add(self, latency_s: Any) -> None:
+        """Counts answers to what was due in it, by their latencies."""
+        self.latency.add(latency_s)
+        self.counts.answered += len(latency_s)
+        for bound in self.counts.within:
+            self.counts.within[bound] += int((latency_s <= bound.seconds).sum())
 
 
 @final
@@ -66,13 +75,13 @@ class Tally:
         self._last_s = self._begins_s
         self.latency, self.service, self.lag = Durations(), Durations(), Durations()
         self.statuses: Counter[int] = Counter()
-        self.within: dict[Bound, int] = dict.fromkeys(bounds, 0)
+        self._bounds = tuple(bounds)
         self.arrived = 0
         self._amounts: dict[str, int] = dict.fromkeys(_AMOUNTS, 0)
         seconds = expected_s if self._ends_s is None else self.seconds
         count = max(1, min(_MOST_WINDOWS, int(seconds / _LEAST_WINDOW_S)))
         self.window_s = max(seconds / count, _LEAST_WINDOW_S)
-        self.windows = [Window(number * self.window_s) for number in range(count)]
+        self.windows = [Window(number * self.window_s, self._bounds) for number in range(count)]
 
     def add(self, records: Records) -> None:
         """Counts these."""
@@ -104,6 +113,13 @@ class Tally:
             counts[outcome(status)] += count
         return counts
 
+    @property
+    def counts(self) -> Counts:
+        """Of all that were due in the span."""
+        each = [window.counts for window in self.windows]
+        within = {bound: sum(one.within[bound] for one in each) for bound in self._bounds}
+        return Counts(sum(one.ended for one in each), sum(one.answered for one in each), within)
+
     def per_second(self) -> dict[str, float]:
         """Of answers that came in the span: requests, rows, queries, tokens and bytes."""
         seconds = max(self.seconds, 1e-9)
@@ -116,11 +132,11 @@ class Tally:
         latency_s = answered["done"] - answered["due"]
         self.latency.add(latency_s)
         self.service.add(answered["done"] - answered["sent"])
-        for bound in self.within:
-            self.within[bound] += int((latency_s <= bound.seconds).sum())
+        for place, count in zip(*np.unique(self._places(records["due"]), return_counts=True), strict=True):
+            self.windows[int(place)].counts.ended += int(count)
         places = self._places(answered["due"])
         for place in np.unique(places):
-            self.windows[int(place)].latency.add(latency_s[places == place])
+            self.windows[int(place)].add(latency_s[places == place])
 
     def _places(self, times_s: Any) -> Any:
         return np.clip(((times_s - self._begins_s) / self.window_s).astype(np.int64), 0, len(self.windows) - 1)

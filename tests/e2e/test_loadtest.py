@@ -250,21 +250,22 @@ class TestOurServer:
         """Where a server of known times is asked for what it cannot do, the search says so."""
         (tmp_path / "body.bin").write_bytes(b"a body")
         with known_server(tmp_path, "--service-ms", "20") as known:
-            common = ("--body", str(tmp_path / "body.bin"), "--find-max", "--duration", "0.5", "--warmup", "0.1")
-            run = loadtest(tmp_path, known.url, *common, "--slo", "p99=10ms")
+            common = ("--body", str(tmp_path / "body.bin"), "--find-max", "--rate", "1", "--duration", "2")
+            run = loadtest(tmp_path, known.url, *common, "--warmup", "0.1", "--slo", "p99=10ms")
         assert run.status == 1
-        assert "find-max: not even" in run.printed
+        assert "found no rate that keeps p99=10ms,errors=1%; not even 0.0625 requests a second do" in run.printed
+        assert run.report["search"]["highest"] is None
 
     def test_find_max_of_ours(self, tmp_path: Path, server: ServerProcess) -> None:
         """It finds a rate between one that passes and one that fails, and says so."""
-        search = ("--find-max", "--rate", "100", "--resolution", "0.5", "--slo", "p99=100ms")
-        run = loadtest(tmp_path, server.url, *search, "--duration", "0.8", "--warmup", "0.2", "--check-every", "0")
+        flags = ("--find-max", "--rate", "100", "--resolution", "0.5", "--slo", "p99=100ms")
+        run = loadtest(tmp_path, server.url, *flags, "--duration", "2", "--warmup", "0.2", "--check-every", "0")
         assert run.status in (0, 3), run.printed
-        found = run.report["found_rate"]
-        missed = [level["level"]["rate"] for level in run.report["levels"] if level["slo_missed"]]
-        passed = [level["level"]["rate"] for level in run.report["levels"] if not level["slo_missed"]]
-        assert found == max(passed)
-        assert found < min(rate for rate in missed if rate > found) <= 1.5 * found
+        search = run.report["search"]
+        found = search["highest"]
+        assert found == max(one["rate"] for one in search["rates"] if one["passed"])
+        assert found < min(one["rate"] for one in search["rates"] if not one["passed"]) <= 1.5 * found
+        assert sum(one["levels"] for one in search["rates"]) == len(run.report["levels"])
         assert f"found: {found:.4g} requests a second keep p99=100ms" in run.printed
 
     @pytest.mark.parametrize(

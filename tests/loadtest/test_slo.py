@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.slo import Bound, parse_slo
+from loadtest.slo import Bound, Counts, parse_slo
 
 
 def test_is_read() -> None:
@@ -37,4 +37,25 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_is_missed(within: int, answered: int, ended: int, said: list[str]) -> None:
     """By latency of what was answered, and by what was not, each for itself."""
     slo = parse_slo("p99=50ms")
-    assert slo.missed({slo.bounds[0]: within}, answered, ended) == said
+    assert slo.missed(Counts(ended, answered, {slo.bounds[0]: within})) == said
+
+
+@pytest.mark.parametrize(
+    ("within", "answered", "is_clear"),
+    [
+        ([100] * 8, [100] * 8, True),
+        ([60, 70, 50, 65, 60, 55, 50, 60], [100] * 8, True),
+        ([100] * 7 + [10], [100] * 8, False),
+        ([100, 98, 99, 100, 99, 98, 100, 99], [100] * 8, False),
+        ([100] * 8, [100, 90, 80, 70, 60, 50, 40, 30], True),
+        ([100, 98, 99, 100, 99, 98, 100, 99], [50] * 8, True),
+        ([100], [100], False),
+        ([0] * 4, [0] * 4, True),
+    ],
+    ids=["kept", "missed", "disturbed_once", "at_the_bound", "queue_grows", "errors_alone", "one_window", "nothing"],
+)
+def test_windows_leave_doubt(within: list[int], answered: list[int], is_clear: bool) -> None:  # pytest gives it
+    """Where they disagree, or one of them alone makes the difference."""
+    slo = parse_slo("p99=50ms")
+    windows = [Counts(100, of, {slo.bounds[0]: one}) for one, of in zip(within, answered, strict=True)]
+    assert slo.is_clear(windows) is is_clear

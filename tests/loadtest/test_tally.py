@@ -63,7 +63,9 @@ def test_within_counts_for_each_bound() -> None:
     slo = parse_slo("p50=100ms,p99=1s")
     tally = Tally((0.0, 10.0), slo.bounds)
     tally.add(records((1, 1.0999, 200), (1, 1.1001, 200), (2, 2.9, 200), (3, 3.01, 429)))
-    assert [tally.within[bound] for bound in slo.bounds] == [1, 3]
+    assert [tally.counts.within[bound] for bound in slo.bounds] == [1, 3]
+    assert (tally.counts.ended, tally.counts.answered) == (4, 3)
+    assert [window.counts.ended for window in tally.windows[:4]] == [0, 2, 1, 1]
 
 
 def test_offline_ends_with_the_last() -> None:
