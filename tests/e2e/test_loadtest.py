@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 
 from loadtest.protocols import PROTOCOLS
 from tests.loadtest.test_arrivals import CRITICAL, kolmogorov_smirnov
-from tests.served import ServerProcess, clean_environment, free_port, serving, serving_fake
+from tests.served import ServerProcess, clean_environment, free_port, serving, serving_fake, wait_until
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers" / "servers"
 SHORT = ("--duration", "1", "--warmup", "0.2")
@@ -329,14 +329,6 @@ def answers(url: str) -> bool:
         httpx.get(url)
         return True
     return False
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns once it is so."""
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 class TestReportsCompared:
