@@ -34,6 +34,7 @@ COPY model model
 COPY export export
 COPY service service
 COPY loadtest loadtest
+COPY heads heads
 RUN python3 -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir hatchling \
  && /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 

@@ -84,7 +84,7 @@ $(VENV)/.python:
 
 $(VENV)/.serve: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (torch is large; this takes minutes the first time)"
-	$(PIP) --editable '.[$(EXTRA),export,loadtest]'
+	$(PIP) --editable '.[$(EXTRA),heads,loadtest]'
 	@touch $@
 
 $(VENV)/.audit: $(VENV)/.serve

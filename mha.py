@@ -10,6 +10,7 @@ import click
 
 _COMMANDS: Final = {
     "export": ("export.cli", "export", "Turn a layer into a checked artefact."),
+    "heads": ("heads.cli", "heads", "See the heads of a layer, rank them, prune them."),
     "health": ("service.cli", "health", "Ask a server how it is."),
     "inspect": ("service.cli", "inspect", "Show what an artefact holds."),
     "loadtest": ("loadtest.cli", "loadtest", "Measure a server under load, honestly."),
@@ -17,6 +18,7 @@ _COMMANDS: Final = {
 }
 _EXTRAS: Final = {
     "hdrh": "loadtest",
+    "matplotlib": "heads",
     "torch": "export",
     "onnx": "export",
     "onnxscript": "export",
@@ -55,14 +57,14 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
     if package not in _EXTRAS:
         raise error
-    extra = command if command == "loadtest" else _EXTRAS[package]  # some packages are in both extras
+    extra = command if command in ("loadtest", "heads") else _EXTRAS[package]  # some packages are in several extras
     return f"'mha {command}' needs {package}, which is not installed: pip install 'mha-service[{extra}]'"
 
 
 @click.group(cls=_Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mha-service", prog_name="mha")
 def main() -> None:
-    """Multi-head attention as a service: export a layer, serve it, inspect it, load-test it."""
+    """Multi-head attention as a service: export a layer, serve it, load-test it, see and prune its heads."""
 
 
 if __name__ == "__main__":

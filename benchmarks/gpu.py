@@ -134,7 +134,7 @@ def ragged(bench: Bench) -> dict[str, Any]:
 
     def planned() -> object:
         parts = plan(inputs, layer, bench.engine.cost, limits).parts
-        assembly = Assembly(inputs, layer, len(parts), need_weights=False)
+        assembly = Assembly(inputs, layer, len(parts))
 
         def compute(part: Part) -> None:
             assembly.place(part, bench.engine.run(gather([Share(inputs, part)], Load.of(part))).output, None)

@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
 
     def planned() -> object:
         parts = plan(inputs, layer, narrow.cost, limits).parts
-        assembly = Assembly(inputs, layer, len(parts), need_weights=False)
+        assembly = Assembly(inputs, layer, len(parts))
 
         def compute(part: Part) -> None:
             result = narrow.run(gather([Share(inputs, part)], Load.of(part)))

@@ -32,8 +32,9 @@ CLEAN, FOUND, FAILED, UNAUDITED = 0, 1, 2, 3
 # BSL-1.0 is Boost's, not the Business Source License. Below are the same licences in the words of older metadata.
 ALLOWED: Final = frozenset({
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "MIT",
-    "MPL-2.0", "PSF-2.0", "Zlib",
+    "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib",
     "3-Clause BSD License", "Apache Software License", "BSD License", "MIT License",
+    "Python Software Foundation License",
 })  # fmt: skip
 
 # Their metadata is silent; this is what the licence file that they install says.
@@ -111,14 +112,16 @@ class Advisories:
 
 
 def parts(extra: str, find: Find = distribution) -> list[Part]:
-    """The service with one of its exclusive extras, and what export and the load tester need beyond that."""
+    """The service with one of its exclusive extras, and what export, the load tester and pictures need beyond that."""
     service = closure(PROJECT, [extra], find)
     export = _beyond([service], closure(PROJECT, ["export"], find))
     loadtest = _beyond([service, export], closure(PROJECT, ["loadtest"], find))
+    heads = _beyond([service, export, loadtest], closure(PROJECT, ["heads"], find))
     return [
         Part(f"The service (`.[{extra}]`)", "requirements-audit.txt", service),
         Part("What export needs beyond it (`.[export]`)", "requirements-audit-export.txt", export),
         Part("What the load tester needs beyond both (`.[loadtest]`)", "requirements-audit-loadtest.txt", loadtest),
+        Part("What pictures of heads need beyond those (`.[heads]`)", "requirements-audit-heads.txt", heads),
     ]
 
 

@@ -81,7 +81,7 @@ def manifest(
     parity, calibration = reports
     return {
         "format": FORMAT,
-        "layer": {**asdict(spec), "head_size": spec.head_size},
+        "layer": asdict(spec),
         "precision": precision,
         "opset": signature.OPSET,
         "signature": {
@@ -181,8 +181,7 @@ def _write_config(destination: Destination, content: Mapping[str, Any]) -> None:
 
 def triton_config(name: str, layer: Mapping[str, Any]) -> str:
     """Triton's model configuration for `model.onnx` of this layer, as protobuf text."""
-    sizes = {key: value for key, value in layer.items() if key != "head_size"}
-    spec = LayerSpec(**sizes)
+    spec = LayerSpec(**layer)
     blocks = [
         f'name: "{name}"',
         'platform: "onnxruntime_onnx"',

@@ -15,7 +15,6 @@ from export.errors import ConversionError
 from export.lowerings import lowered
 from export.signature import BATCH, NUM_KV, NUM_QUERIES, OPSET, LayerSpec, LoweringSpec, TensorSpec, tensors
 from model.attention import MultiHeadAttention
-from model.scoring import AdditiveAttention
 
 # Sizes at least 2 and all different: with equal ones torch may tie two axes together, with 1 it may fix one.
 _EXAMPLE_SIZES: Final = {BATCH: 2, NUM_QUERIES: 3, NUM_KV: 5}
@@ -24,16 +23,16 @@ _DTYPES: Final = {"FP32": torch.float32, "INT64": torch.int64}
 
 def spec_of(layer: MultiHeadAttention) -> LayerSpec:
     """Sizes and kind of a layer whose lazy sizes are settled."""
-    scoring = layer.attention
     return LayerSpec(
         num_hiddens=layer.num_hiddens,
         num_heads=layer.num_heads,
+        head_size=layer.head_size,
         query_size=layer.W_q.in_features,
         key_size=layer.W_k.in_features,
         value_size=layer.W_v.in_features,
         bias=layer.W_o.bias is not None,
         scoring=layer.scoring,
-        scoring_size=scoring.w_v.in_features if isinstance(scoring, AdditiveAttention) else None,
+        scoring_size=layer.scoring_size,
     )
 
 
@@ -48,6 +47,7 @@ def rebuild(spec: LayerSpec) -> MultiHeadAttention:
         value_size=spec.value_size,
         scoring=spec.scoring,
         scoring_size=spec.scoring_size,
+        head_size=spec.head_size,
     ).eval()
 
 

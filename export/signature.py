@@ -27,17 +27,13 @@ class LayerSpec:
 
     num_hiddens: int
     num_heads: int
+    head_size: int
     query_size: int
     key_size: int
     value_size: int
     bias: bool
     scoring: str
     scoring_size: int | None
-
-    @property
-    def head_size(self) -> int:
-        """Features each head sees."""
-        return self.num_hiddens // self.num_heads
 
 
 @final

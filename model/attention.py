@@ -1,7 +1,7 @@
 """The multi-head attention layer of *Dive into Deep Learning*, section 11.5, written to be exported.
 
 Pure functions first, one thin class last. Imports torch only.
-Shape letters: B batch, H heads, Q queries, K key-value pairs, D head size (num_hiddens / H).
+Shape letters: B batch, H heads, Q queries, K key-value pairs, D head size (num_hiddens / H, unless heads were pruned).
 """
 
 from typing import Literal, final, overload
@@ -39,7 +39,7 @@ class MultiHeadAttention(nn.Module):
         head_i    = sum over j of weight_ij W_v^i v_j
         output    = W_o [head_1; ...; head_H]
 
-    f is the scaled dot product, or additive scoring. W_q^i is the i-th block of D = num_hiddens / H rows of `W_q`.
+    f is the scaled dot product, or additive scoring. W_q^i is the i-th block of D rows of `W_q`.
 
     Shapes: queries (B, Q, query_size), keys (B, K, key_size), values (B, K, value_size), valid_lens (B,) or (B, Q)
     integers in 0..K, output (B, Q, num_hiddens), weights (B, H, Q, K).
@@ -55,10 +55,12 @@ class MultiHeadAttention(nn.Module):
         is the mean of the values, not NaN or 0. `model.checkpoint` converts its weights.
         *From the paper?* Vaswani et al. (2017) use one model size and no bias; here three input sizes may differ,
         and num_hiddens is both the sum of the head sizes and the size of the output.
+        *After heads were pruned?* Those that are left keep their size, and the output keeps its own: then head_size is
+        given, and H * D is less than num_hiddens (`model.pruning`).
         *Is dropout active?* In training mode only, on the weights, as in the seeds. Export and service use eval mode.
 
     Args:
-        num_hiddens: size of the output, and of all heads together; a multiple of num_heads.
+        num_hiddens: size of the output; without head_size also of all heads together, and a multiple of num_heads.
         num_heads: H.
         dropout: probability that a weight is dropped in training.
         bias: whether the four projections have one.
@@ -66,9 +68,11 @@ class MultiHeadAttention(nn.Module):
             `load_state_dict`, as in the second seed.
         scoring: "dot_product" or "additive".
         scoring_size: S of the additive scoring; None means D. Only for `scoring="additive"`.
+        head_size: D; None means num_hiddens / H.
 
     Raises:
-        ValueError: num_hiddens is not a positive multiple of num_heads, a size is below 1, or scoring has another name.
+        ValueError: num_hiddens is not a positive multiple of num_heads though there is no head_size, a size is below 1,
+            or scoring has another name.
     """
 
     def __init__(
@@ -83,10 +87,13 @@ class MultiHeadAttention(nn.Module):
         value_size: int | None = None,
         scoring: str = "dot_product",
         scoring_size: int | None = None,
+        head_size: int | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or num_hiddens < 1 or num_hiddens % num_heads:
+        if num_heads < 1 or num_hiddens < 1 or (head_size is None and num_hiddens % num_heads):
             raise ValueError(f"num_hiddens must be a positive multiple of num_heads, got {num_hiddens} and {num_heads}")
+        if head_size is not None and head_size < 1:
+            raise ValueError(f"head_size: got {head_size}, want 1 or more")
         if scoring not in SCORINGS:
             raise ValueError(f"scoring: got {scoring!r}, want one of {', '.join(SCORINGS)}")
         if scoring_size is not None and scoring != "additive":
@@ -95,23 +102,19 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"scoring_size: got {scoring_size}, want 1 or more")
         self.num_hiddens = num_hiddens
         self.num_heads = num_heads
+        self.head_size = num_hiddens // num_heads if head_size is None else head_size
         self.scoring = scoring
-        self.W_q = _projection(query_size, num_hiddens, bias)
-        self.W_k = _projection(key_size, num_hiddens, bias)
-        self.W_v = _projection(value_size, num_hiddens, bias)
-        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias=bias)
-        head_size = num_hiddens // num_heads
-        self.attention: nn.Module = (
-            DotProductAttention()
-            if scoring == "dot_product"
-            else AdditiveAttention(head_size, head_size if scoring_size is None else scoring_size)
-        )
+        of_heads = num_heads * self.head_size
+        self.W_q = _projection(query_size, of_heads, bias)
+        self.W_k = _projection(key_size, of_heads, bias)
+        self.W_v = _projection(value_size, of_heads, bias)
+        self.W_o = nn.Linear(of_heads, num_hiddens, bias=bias)
+        self.scoring_size: int | None = None
+        self.attention: nn.Module = DotProductAttention()
+        if scoring == "additive":
+            self.scoring_size = self.head_size if scoring_size is None else scoring_size
+            self.attention = AdditiveAttention(self.head_size, self.scoring_size)
         self.dropout = nn.Dropout(dropout)
-
-    @property
-    def head_size(self) -> int:
-        """D, the number of features each head sees."""
-        return self.num_hiddens // self.num_heads
 
     @overload
     def forward(

@@ -21,7 +21,10 @@ class _Frozen(BaseModel):
 
 @final
 class Layer(_Frozen):
-    """Sizes and kind of the exported layer."""
+    """Sizes and kind of the exported layer.
+
+    All heads together have `projected_size` features: num_hiddens, or less where heads were pruned.
+    """
 
     num_hiddens: PositiveInt
     num_heads: PositiveInt
@@ -32,6 +35,11 @@ class Layer(_Frozen):
     bias: bool
     scoring: Literal["dot_product", "additive"]
     scoring_size: PositiveInt | None
+
+    @property
+    def projected_size(self) -> int:
+        """Features of a projected query, key or value: H * D."""
+        return self.num_heads * self.head_size
 
 
 @final

@@ -4,6 +4,7 @@ Pure but for the answer's arrays, which are filled as results come. Padding that
 nothing a client leaves there (nan, or what overflows in the projections) can reach a result.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -16,6 +17,7 @@ from service.engine import EngineCall, Floats, Projected
 from service.planner import Load, Part, Projecting
 from service.sequences import Indices, Sequences
 from service.tensors import AttentionInputs, AttentionOutput
+from service.wanted import WantedWeights
 
 
 @final
@@ -77,13 +79,16 @@ class Projections:
 class Assembly:
     """The answer to a request, from the results of its parts. Parts may be placed from several threads at once."""
 
-    def __init__(self, inputs: AttentionInputs, layer: Layer, num_parts: int, need_weights: bool) -> None:
+    def __init__(
+        self, inputs: AttentionInputs, layer: Layer, num_parts: int, wanted: WantedWeights | None = None
+    ) -> None:
         self._inputs = inputs
         self._layer = layer
         self._whole: Floats | None = None
         self._is_whole = num_parts == 1 and inputs.queries.length is not None
         self._output = None if self._is_whole else np.empty((len(inputs.valid_lens), layer.num_hiddens), np.float32)
-        self._weights = self._room_for_weights() if need_weights else None
+        self._wanted = wanted
+        self._weights = None if wanted is None else np.zeros(_weights_shape(inputs, layer, wanted), np.float32)
 
     def place(self, part: Part, output: Floats, weights: Floats | None) -> None:
         """Takes the result of a part, (rows, Q, num_hiddens), which may be padded."""
@@ -93,7 +98,8 @@ class Assembly:
             for row, result in zip(_rows(part), output, strict=True):
                 span = _span(self._inputs.queries, row, part.queries)
                 self._output[span] = result[: span.stop - span.start]
-        if self._weights is not None and weights is not None:
+        if self._wanted is not None and self._weights is not None and weights is not None:
+            weights = self._wanted.of(weights)
             if self._is_whole and weights.shape == self._weights.shape:
                 self._weights = weights
             else:
@@ -115,24 +121,24 @@ class Assembly:
         shaped = np.ascontiguousarray(output).reshape(batch, num_queries, self._layer.num_hiddens)
         return AttentionOutput.cast(shaped, self._weights, inputs.dtype)
 
-    def _room_for_weights(self) -> Floats:
-        batch, num_queries, _ = self._inputs.queries.shape
-        num_kv = self._inputs.keys.shape[1]
-        return np.zeros((batch, self._layer.num_heads, num_queries, num_kv), np.float32)
-
     def _place_weights(self, room: Floats, part: Part, weights: Floats) -> None:
         for row, result in zip(_rows(part), weights, strict=True):
             end = min(part.queries.stop, int(self._inputs.queries.lengths[row]))
-            room[row, :, part.queries.start : end, : part.num_kv] = result[:, : end - part.queries.start, : part.num_kv]
+            count = end - part.queries.start
+            room[row][..., part.queries.start : end, : part.num_kv] = result[..., :count, : part.num_kv]
 
 
-def answer_bytes(inputs: AttentionInputs, layer: Layer, *, need_weights: bool) -> int:
+def answer_bytes(inputs: AttentionInputs, layer: Layer, wanted: WantedWeights | None) -> int:
     """Bytes of a request's answer in float32, before it is cast to the queries' dtype."""
     floats = len(inputs.queries.data) * layer.num_hiddens
-    if need_weights:
-        batch, num_queries, _ = inputs.queries.shape
-        floats += batch * layer.num_heads * num_queries * inputs.keys.shape[1]
+    if wanted is not None:
+        floats += math.prod(_weights_shape(inputs, layer, wanted))
     return floats * np.dtype(np.float32).itemsize
+
+
+def _weights_shape(inputs: AttentionInputs, layer: Layer, wanted: WantedWeights) -> tuple[int, ...]:
+    batch, num_queries, _ = inputs.queries.shape
+    return (batch, *wanted.axes(layer), num_queries, inputs.keys.shape[1])
 
 
 def _room_for_projected(layer: Layer, num_kv: int) -> Projected:

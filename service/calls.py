@@ -362,7 +362,7 @@ class Calls:
 
 def _shareable(run: Run, piece: Projecting | Part) -> Load | None:
     """What a piece brings into a call that it may share; None where it has its call for itself."""
-    if isinstance(piece, Projecting) or piece.projected or run.job.need_weights:
+    if isinstance(piece, Projecting) or piece.projected or run.job.weights is not None:
         return None
     load = Load.of(piece)
     return load if may_join(load, run.job.layer, run.job.engine.cost) else None
@@ -402,7 +402,7 @@ def _compute_and_place(tasks: Sequence[Task], load: Load | None, *, alone: bool)
 def _compute_shared(tasks: Sequence[Task], load: Load, *, alone: bool) -> None:
     job = tasks[0].run.job
     shares = [Share(task.run.job.inputs, task.piece) for task in tasks if isinstance(task.piece, Part)]
-    result = job.engine.run(gather(shares, load, need_weights=job.need_weights, alone=alone))
+    result = job.engine.run(gather(shares, load, need_weights=job.weights is not None, alone=alone))
     first = 0
     for task, share in zip(tasks, shares, strict=True):
         rows = slice(first, first + share.part.num_rows)

@@ -72,20 +72,20 @@ def _on_line(lines: tuple[_Line, ...], x: float) -> float:
 
 def row_flops(layer: Layer, num_queries: int, num_kv: int) -> int:
     """Floating-point operations of one batch entry: four projections, the scores, and the average of the values."""
-    hiddens = layer.num_hiddens  # written out, since planning asks this most
-    of_query = layer.query_size + hiddens + num_kv * (1 + _score_size(layer))
-    return 2 * hiddens * (num_kv * (layer.key_size + layer.value_size) + num_queries * of_query)
+    # Written out, since planning asks this most.
+    of_query = layer.query_size + layer.num_hiddens + num_kv * (1 + _score_size(layer))
+    return 2 * layer.projected_size * (num_kv * (layer.key_size + layer.value_size) + num_queries * of_query)
 
 
 def projection_flops(layer: Layer, num_kv: int) -> int:
     """Those of them that go into keys and values."""
-    return 2 * layer.num_hiddens * num_kv * (layer.key_size + layer.value_size)
+    return 2 * layer.projected_size * num_kv * (layer.key_size + layer.value_size)
 
 
 def attend_flops(layer: Layer, num_queries: int, num_kv: int) -> int:
     """Those of them that remain when keys and values are projected."""
-    hiddens = layer.num_hiddens
-    return 2 * hiddens * num_queries * (layer.query_size + hiddens + num_kv * (1 + _score_size(layer)))
+    of_query = layer.query_size + layer.num_hiddens + num_kv * (1 + _score_size(layer))
+    return 2 * layer.projected_size * num_queries * of_query
 
 
 def score_bytes(layer: Layer, num_queries: int, num_kv: int) -> int:

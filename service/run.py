@@ -16,6 +16,7 @@ from service.engine import Engine
 from service.errors import ServiceError
 from service.planner import Load, Part, Plan, Projecting
 from service.tensors import AttentionInputs, AttentionOutput
+from service.wanted import WantedWeights
 
 Piece = Projecting | Part
 Release = Literal["idle", "freed", "joined", "slice"]
@@ -29,7 +30,7 @@ class Job:
     engine: Engine
     layer: Layer
     inputs: AttentionInputs
-    need_weights: bool
+    weights: WantedWeights | None
     deadline: float
 
 
@@ -78,7 +79,7 @@ class Run:
         self.job = job
         self.place = place
         self.projections = Projections(job.layer, job.inputs, calls.projections)
-        self.assembly = Assembly(job.inputs, job.layer, len(calls.parts), job.need_weights)
+        self.assembly = Assembly(job.inputs, job.layer, len(calls.parts), job.weights)
         self.num_tasks = len(calls.projections) + len(calls.parts)
         self.only_piece = calls.parts[0] if self.num_tasks == 1 else None
         self.running = 0

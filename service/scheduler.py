@@ -59,7 +59,7 @@ class Scheduler:
             EngineFailure: the engine failed.
             Overflow: the result does not fit.
         """
-        calls = plan(job.inputs, job.layer, job.engine.cost, self._limits, need_weights=job.need_weights)
+        calls = plan(job.inputs, job.layer, job.engine.cost, self._limits, need_weights=job.weights is not None)
         work_s = calls.seconds(job.layer, job.engine.cost)
         self._check_hope(job, work_s)
         place = self.admission.enter(work_s)

@@ -104,7 +104,8 @@ class AttentionOutput:
 
     Attributes:
         output: (B, Q, num_hiddens), or (sum Q, num_hiddens) as an answer to packed queries; finite.
-        weights: (B, H, Q, K) when asked for, else None; up to the longest Q and K, 0 beyond each entry's own.
+        weights: (B, heads, Q, K), or their mean (B, Q, K), when asked for, else None; up to the longest Q and K, 0
+            beyond each entry's own.
         query_lens: (B,) int64, how many rows of a packed output each entry has; None where it is not packed.
     """
 

@@ -27,7 +27,7 @@ def multi_head_attention(
     is uniform over all K keys.
 
     Args:
-        weights: the layer's state dict: `W_q.weight` (num_hiddens, query_size) and so on, biases where there are any.
+        weights: the layer's state dict: `W_q.weight` (H * D, query_size) and so on, biases where there are any.
             Scoring is additive if `attention.w_v.weight` is among them.
         num_heads: H.
         queries, keys, values: (B, Q, query_size), (B, K, key_size), (B, K, value_size).
@@ -36,7 +36,7 @@ def multi_head_attention(
     params = {name: np.asarray(value, np.float64) for name, value in weights.items()}
     queries, keys, values = (np.asarray(x, np.float64) for x in (queries, keys, values))
     batch_size, num_queries, num_keys = len(queries), queries.shape[1], keys.shape[1]
-    num_hiddens = len(params["W_q.weight"])
+    num_hiddens, features = params["W_o.weight"].shape
     lengths = np.full(batch_size, num_keys) if valid_lens is None else np.asarray(valid_lens)
     output = np.zeros((batch_size, num_queries, num_hiddens))
     attention = np.zeros((batch_size, num_heads, num_queries, num_keys))
@@ -49,7 +49,7 @@ def multi_head_attention(
             v = [_affine(params, "W_v", values[b, j]) for j in range(read)]
             heads = []
             for h in range(num_heads):
-                block = slice(h * num_hiddens // num_heads, (h + 1) * num_hiddens // num_heads)
+                block = slice(h * features // num_heads, (h + 1) * features // num_heads)
                 row = _softmax([_score(params, q[block], key[block]) if length else 0.0 for key in k])
                 attention[b, h, i, :read] = row
                 heads.append(sum(weight * value[block] for weight, value in zip(row, v, strict=True)))

@@ -27,6 +27,7 @@ from service.codec.json_arrays import (
 from service.errors import InvalidDtype, InvalidParameter, InvalidShape, MalformedBody
 from service.sequences import Array
 from service.tensors import AttentionOutput, WireTensors, refuse_unknown
+from service.wanted import WantedWeights
 
 DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "FP16": np.dtype("<f2"),
@@ -66,12 +67,14 @@ class InferRequest:
         id: to be echoed; None if there was none.
         tensors: views of the body where they came as binary.
         outputs: what is asked for, in order; True where the client wants it binary.
+        weights: which of them, if they are among the outputs.
         timeout_us: `parameters.timeout`, in microseconds; None if there was none.
     """
 
     id: str | None
     tensors: WireTensors
     outputs: Mapping[str, bool]
+    weights: WantedWeights | None
     timeout_us: int | None
 
 
@@ -107,10 +110,13 @@ def decode_request(body: Body, header_length: int | None) -> InferRequest:
     refuse_hidden_lists(text, 1 + len(inputs) + is_array(outputs), arrays)
     _count("parameters", parameters, "priority")  # judged now, honoured once the queue knows priorities
     binary_by_default = _flag("parameters", parameters, "binary_data_output", default=False)
+    asked = _asked_weights(parameters)
+    requested = _requested(outputs, binary_by_default, with_weights=asked is not None)
     return InferRequest(
         id=_identifier(request.get("id")),
         tensors=WireTensors({name: tensor.values for name, tensor in inputs.items()}),
-        outputs=_requested(outputs, binary_by_default),
+        outputs=requested,
+        weights=(asked or WantedWeights()) if "weights" in requested else None,
         timeout_us=_count("parameters", parameters, "timeout"),
     )
 
@@ -239,10 +245,22 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
 # Outputs
 
 
-def _requested(outputs: Any, binary_by_default: bool) -> Mapping[str, bool]:
-    """The outputs asked for. None named means the output alone: weights are computed only for who names them."""
+def _asked_weights(parameters: Mapping[str, Any]) -> WantedWeights | None:
+    """By the request's own parameters, since clients of the protocol can give none with an output."""
+    need_weights, heads = parameters.get("need_weights"), parameters.get("heads")
+    if not isinstance(need_weights, bool | str | None):
+        raise InvalidParameter(f'need_weights: want true, false or "mean", got {kind_of(need_weights)}')
+    if type(heads) not in (int, str, type(None)):
+        raise InvalidParameter(f'heads: want text such as "0,3", or one number, got {kind_of(heads)}')
+    return WantedWeights.parse(
+        str(need_weights) if need_weights is not None else None, str(heads) if heads is not None else None
+    )
+
+
+def _requested(outputs: Any, binary_by_default: bool, *, with_weights: bool) -> Mapping[str, bool]:
+    """The outputs asked for. None named means all that parameters ask for: the output, and weights if they do."""
     if outputs is None or (is_array(outputs) and len(outputs) == 0):
-        return {"output": binary_by_default}
+        return dict.fromkeys(OUTPUT_NAMES if with_weights else OUTPUT_NAMES[:1], binary_by_default)
     if not is_array(outputs):
         raise MalformedBody(f"outputs: want a list, got {kind_of(outputs)}")
     requested: dict[str, bool] = {}
@@ -253,6 +271,8 @@ def _requested(outputs: Any, binary_by_default: bool) -> Mapping[str, bool]:
         if name not in OUTPUT_NAMES or name in requested:
             raise MalformedBody(f"{where}: got {name[:64]!r}, want each of {' and '.join(OUTPUT_NAMES)} at most once")
         requested[name] = _wants_binary(where, entry, binary_by_default)
+    if with_weights and "weights" not in requested:
+        raise InvalidParameter("need_weights or heads: weights are not among the outputs; name them, or no output")
     return requested
 
 

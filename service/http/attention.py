@@ -41,7 +41,7 @@ class AttentionEndpoint:
         inputs = await inference.decode(
             codec.media_type, len(body), lambda: AttentionInputs.parse(codec.decode(body), model.artifact.layer)
         )
-        output = await inference.compute(model, inputs, parameters.need_weights, parameters.timeout_s)
+        output = await inference.compute(model, inputs, parameters.weights, parameters.timeout_s)
         chunks = await inference.encode(answering.media_type, output, answering.encode)
         inference.record(model, len(inputs.queries))
         who = (("mha-model", model.artifact.name), ("mha-version", str(model.artifact.version)))

@@ -24,6 +24,7 @@ from service.http.state import ServerState
 from service.run import Done, Job
 from service.tensors import AttentionInputs, AttentionOutput
 from service.traces import Stage
+from service.wanted import WantedWeights
 
 _T = TypeVar("_T")
 
@@ -68,14 +69,16 @@ class Inference:
         return await self._timed("decode", media_type, size_bytes, work)
 
     async def compute(
-        self, model: ServedModel, inputs: AttentionInputs, need_weights: bool, timeout_s: float | None
+        self, model: ServedModel, inputs: AttentionInputs, weights: WantedWeights | None, timeout_s: float | None
     ) -> AttentionOutput:
         """The answer, computed within `timeout_s` or the server's own limit, whichever is less."""
+        if weights is not None:
+            weights.check(model.artifact.layer)
         longest_s = self._state.settings.timeout_ms / 1000
         deadline = self._arrived + (longest_s if timeout_s is None else min(timeout_s, longest_s))
-        self._hold_answer(inputs, model.artifact.layer, need_weights)
+        self._hold_answer(inputs, model.artifact.layer, weights)
         submitted = time.perf_counter()
-        job = Job(model.engine, model.artifact.layer, inputs, need_weights, deadline)
+        job = Job(model.engine, model.artifact.layer, inputs, weights, deadline)
         try:
             with self._ended_when_client_leaves():
                 done = await self._state.scheduler.submit(job)
@@ -121,12 +124,12 @@ class Inference:
         total_s = time.perf_counter() - self._arrived
         model.statistics.answered(batch, self._calls, self._seconds, total_s, now_ms=time.time_ns() // 1_000_000)
 
-    def _hold_answer(self, inputs: AttentionInputs, layer: Layer, need_weights: bool) -> None:
+    def _hold_answer(self, inputs: AttentionInputs, layer: Layer, weights: WantedWeights | None) -> None:
         """Counts the answer as held, or refuses to make it."""
-        num_bytes = answer_bytes(inputs, layer, need_weights=need_weights)
+        num_bytes = answer_bytes(inputs, layer, weights)
         most_bytes = self._state.settings.max_answer_bytes
         if num_bytes > most_bytes:
-            what = "output and weights" if need_weights else "output"
+            what = "output and weights" if weights else "output"
             raise AnswerTooLarge(f"{what} take {num_bytes} bytes, the limit is {most_bytes} (max_answer_bytes)")
         self.held.grow_to(self.held.num_bytes + num_bytes)
 

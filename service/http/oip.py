@@ -47,7 +47,7 @@ class OipInferEndpoint:
             _kind(header_length), len(body), lambda: _decode(body, header_length, model.artifact.layer)
         )
         timeout_s = request.timeout_us / 1e6 if request.timeout_us else None
-        output = await inference.compute(model, inputs, "weights" in request.outputs, timeout_s)
+        output = await inference.compute(model, inputs, request.weights, timeout_s)
         name, version = model.artifact.name, model.artifact.version
         form = _BINARY if all(request.outputs.values()) else _JSON
         response = await inference.encode(form, output, lambda done: encode_response(name, version, request, done))

@@ -22,6 +22,7 @@ Schema = dict[str, Any]
 _ERROR: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _ANY_OBJECT: Final = {"type": "object"}
+_HEADS: Final = r"^\d{1,4}(,\d{1,4})*$"
 _ELSEWHERE: Final = frozenset({NotFound.code, MethodNotAllowed.code})
 
 _ATTENTION: Final = """\
@@ -29,12 +30,13 @@ Multi-head attention of `queries` (B, Q, query_size) over `keys` (B, K, key_size
 
 `valid_lens`, (B,) or (B, Q), says how many keys count; what stands beyond is padding and changes nothing. A length of 0
 gives uniform weights over all K keys. Absent: `valid_lens` means all K, `values` are the keys, `keys` are the queries.
-The answer holds `output` (B, Q, num_hiddens), and `weights` (B, H, Q, K) if asked for, in the dtype of the queries.
-JSON's `null` means absent."""
+The answer holds `output` (B, Q, num_hiddens), and `weights` (B, H, Q, K) if asked for (of some
+`heads`, or their mean (B, Q, K)), in the dtype of the queries. JSON's `null` means absent."""
 
 _INFER: Final = """\
 The Open Inference Protocol's inference, JSON with the binary tensor extension. Inputs and rules are those of
-`/v1/attention`; name the output `weights` to get it. Data is flat or nested; FP16 and BF16 exist only as binary."""
+`/v1/attention`; name the output `weights` to get it, and give the parameters `need_weights` ("mean") and `heads`
+("0,3") to get less of it. Data is flat or nested; FP16 and BF16 exist only as binary."""
 
 
 def install_openapi(app: FastAPI, state: ServerState) -> None:
@@ -120,7 +122,12 @@ def _query_parameters(artifact: Artifact | None) -> list[Schema]:
     rows = (
         ("model", {"type": "string"}, "Name of the model; may be left out if only one is served."),
         ("version", {"type": "integer", "minimum": 1}, "Version; the newest if left out."),
-        ("need_weights", {"type": "boolean"}, "Whether the attention weights are wanted, too."),
+        (
+            "need_weights",
+            {"type": "string", "enum": ["true", "false", "mean"]},
+            "Whether the attention weights are wanted, too: of each head, or their mean over heads, (B, Q, K).",
+        ),
+        ("heads", {"type": "string", "pattern": _HEADS}, "Of these heads alone, such as 0,3; in this order."),
         ("timeout_ms", {"type": "integer", "minimum": 1}, "Give up (504) after this long."),
     )
     parameters: list[Schema] = [

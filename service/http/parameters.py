@@ -5,9 +5,9 @@ from typing import Final, Self, final
 from urllib.parse import parse_qsl
 
 from service.errors import InvalidParameter
+from service.wanted import WantedWeights
 
-NAMES: Final = ("model", "version", "need_weights", "timeout_ms")
-_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+NAMES: Final = ("model", "version", "need_weights", "heads", "timeout_ms")
 
 
 @final
@@ -17,7 +17,7 @@ class InferenceParameters:
 
     model: str | None = None
     version: str | None = None
-    need_weights: bool = False
+    weights: WantedWeights | None = None
     timeout_ms: int | None = None
 
     @property
@@ -27,7 +27,7 @@ class InferenceParameters:
 
     @classmethod
     def parse(cls, query_string: bytes) -> Self:
-        """The parameters of `?model=&version=&need_weights=&timeout_ms=`.
+        """The parameters of `?model=&version=&need_weights=&heads=&timeout_ms=`.
 
         Raises:
             InvalidParameter: an unknown or repeated name, or a value that means nothing.
@@ -44,15 +44,9 @@ class InferenceParameters:
         return cls(
             model=given.get("model"),
             version=given.get("version"),
-            need_weights=_boolean("need_weights", given.get("need_weights", "false")),
+            weights=WantedWeights.parse(given.get("need_weights"), given.get("heads")),
             timeout_ms=_milliseconds("timeout_ms", given["timeout_ms"]) if "timeout_ms" in given else None,
         )
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
-        raise InvalidParameter(f"{name}: got {text[:64]!r}, want true or false")
-    return _BOOLEANS[text.lower()]
 
 
 def _milliseconds(name: str, text: str) -> int:

@@ -288,13 +288,15 @@ class TestInstalled:
 
     def test_parts(self, everything: list[Part]) -> None:
         """The service's part is without torch, no other repeats anything of it, and none has what tests need."""
-        service, export, loadtest = ({one.key for one in part.pins} for part in everything)
+        service, export, loadtest, heads = ({one.key for one in part.pins} for part in everything)
         assert {"fastapi", "onnxruntime", "starlette"} <= service
         assert {"torch", "onnx", "sympy"} <= export
         assert {"hdrhistogram", "plotly"} <= loadtest
+        assert {"matplotlib", "pillow"} <= heads
         assert not service & export
         assert not (service | export) & loadtest
-        assert not {"pytest", "mha-service"} & (service | export | loadtest)
+        assert not (service | export | loadtest) & heads
+        assert not {"pytest", "mha-service"} & (service | export | loadtest | heads)
 
     def test_pinned(self, everything: list[Part]) -> None:
         """constraints.txt has a version for all of it, but for what torch's ordinary wheel brings."""

@@ -614,9 +614,16 @@ BAD_QUERIES = {
     "parameter in other case": ("MODEL=odd", PARAMETER, "'MODEL'", "want model, version"),
     "model twice": ("model=odd&model=odd", PARAMETER, "twice"),
     **{
-        f"need_weights {text!r}": (f"model=odd&need_weights={text}", PARAMETER, "need_weights", f"'{text}'", "true or")
+        f"need_weights {text!r}": (f"model=odd&need_weights={text}", PARAMETER, "need_weights", f"'{text}'", "mean")
         for text in ("maybe", "", "2", "yes")
     },
+    "heads beyond the layer": ("model=odd&heads=0,3", PARAMETER, "heads: got 3", "want 0 to 2"),
+    **{
+        f"heads {text[:8]!r}": (f"model=odd&heads={text}", PARAMETER, "heads", f"'{text[:64]}'", "0,3")
+        for text in ("", "0,", "-1", "1.5", "all", "0;1", "1" * 5, "9," * 999)
+    },
+    "heads twice the same": ("model=odd&heads=1,1", PARAMETER, "heads", "at most once"),
+    "heads of no weights": ("model=odd&need_weights=false&heads=1", PARAMETER, "heads: got '1' beside"),
     **{
         f"timeout_ms {text!r}": (f"model=odd&timeout_ms={text}", PARAMETER, "timeout_ms", f"'{text}'", "positive")
         for text in ("0", "-1", "1.5", "abc", "1e3", "9999999999", "")
@@ -682,7 +689,13 @@ ROUTES = {
     "/v2/repository/models/{model}/load": "POST",
     "/v2/repository/models/{model}/unload": "POST",
 }
-PAGES = {"/docs": "GET", "/openapi.json": "GET", "/docs/assets/swagger-ui.css": "GET"}
+PAGES = {
+    "/": "GET",
+    "/assets/main.js": "GET",
+    "/docs": "GET",
+    "/openapi.json": "GET",
+    "/docs/assets/swagger-ui.css": "GET",
+}
 
 
 def test_routes_are_all_here(server: ServerProcess) -> None:
@@ -712,6 +725,7 @@ BAD_PATHS = {
         for path in (
             "/nope", "/v1", "/v1/", "/v1/attentions", "/V1/models", "/v1/attention/", "/v1/models/", "/health/live/",
             "//v1/models", "/v1/models/../models", "/v1/models/odd/1", "/docs/assets/../../service/errors.py",
+            "/index.html", "/assets", "/assets/", "/assets/nope.js", "/assets/../index.html",
         )
     },
     "%2f in a model": ("/v1/models/..%2f..%2fetc%2fpasswd", UNKNOWN_PATH, "GET /v1/models/../../etc/passwd"),

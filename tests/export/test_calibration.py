@@ -12,8 +12,8 @@ from export.errors import CalibrationError
 from export.signature import LayerSpec
 
 SPEC = LayerSpec(
-    num_hiddens=6, num_heads=2, query_size=5, key_size=7, value_size=11, bias=False, scoring="dot_product",
-    scoring_size=None,
+    num_hiddens=6, num_heads=2, head_size=3, query_size=5, key_size=7, value_size=11, bias=False,
+    scoring="dot_product", scoring_size=None,
 )  # fmt: skip
 
 Arrays = dict[str, np.ndarray]

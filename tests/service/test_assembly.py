@@ -10,6 +10,7 @@ from service.cost import CostModel
 from service.engine import EngineCall, Projected
 from service.planner import Limits, Load, Part, Projecting, plan
 from service.tensors import AttentionInputs, AttentionOutput, WireTensors
+from service.wanted import WantedWeights
 from tests.strategies import (
     LAYER,
     Array,
@@ -182,7 +183,7 @@ class TestAssembly:
     def test_one_part_is_the_answer(self) -> None:
         """The result of an only part is not copied."""
         inputs = inputs_of(request_of([7, 7, 7]))
-        assembly = Assembly(inputs, LAYER, 1, need_weights=False)
+        assembly = Assembly(inputs, LAYER, 1)
         output = np.ones((B, Q, LAYER.num_hiddens), np.float32)
         assembly.place(ALL, output, None)
         answer = assembly.answer()
@@ -192,7 +193,7 @@ class TestAssembly:
     def test_takes_its_own_of_a_longer_call(self) -> None:
         """What a shared call computed for the sake of longer queries is left out."""
         inputs = inputs_of(request_of([7, 7, 7]))
-        assembly = Assembly(inputs, LAYER, 1, need_weights=False)
+        assembly = Assembly(inputs, LAYER, 1)
         output = np.ones((B, Q + 2, LAYER.num_hiddens), np.float32)
         output[:, Q:] = np.nan
         assembly.place(ALL, output, None)
@@ -202,7 +203,7 @@ class TestAssembly:
 
     def test_answer_before_any_part(self) -> None:
         """There is no answer before a part was placed."""
-        assembly = Assembly(inputs_of(request_of([7, 7, 7])), LAYER, 1, need_weights=False)
+        assembly = Assembly(inputs_of(request_of([7, 7, 7])), LAYER, 1)
         with pytest.raises(RuntimeError, match="no part was placed"):
             assembly.answer()
 
@@ -242,7 +243,7 @@ def assembled(
     """The answer where each query's result is a mark of its own, the marks, and how many keys each was given."""
     marks = np.arange(len(inputs.valid_lens), dtype=np.float32) % 97
     parts = plan(inputs, LAYER, cost, limits, need_weights=True).parts
-    assembly = Assembly(inputs, LAYER, len(parts), need_weights=True)
+    assembly = Assembly(inputs, LAYER, len(parts), WantedWeights())
     for part in reversed(parts):
         output = np.full((part.num_rows, part.num_queries, LAYER.num_hiddens), np.nan, np.float32)
         for place, row in enumerate(rows_of(part, len(inputs.queries))):

@@ -21,6 +21,7 @@ from service.run import Done, Job
 from service.scheduler import Scheduler
 from service.slots import NoOthers, Slots
 from service.tensors import AttentionInputs, WireTensors
+from service.wanted import WantedWeights
 from tests.service.test_scheduler import (
     HOUR_S,
     SHARED,
@@ -308,7 +309,7 @@ def tiled_job(engine: Engine, deadline: float) -> Job:
         "keys": np.ones((1, 97, LAYER.key_size), np.float32),
         "values": np.ones((1, 97, LAYER.value_size), np.float32),
     }
-    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), None, deadline)
 
 
 class TestDefect:
@@ -435,7 +436,13 @@ class TestWaste:
             pool = Scheduler(slots, admission, limits.workspace_bytes, Seen(), clock.time)
             requests = [packed_request(LAYER, seed) for seed in seeds]
             jobs = [
-                Job(engine, LAYER, AttentionInputs.parse(request.wire(), LAYER), need_weights, clock.time() + 1e12)
+                Job(
+                    engine,
+                    LAYER,
+                    AttentionInputs.parse(request.wire(), LAYER),
+                    WantedWeights() if need_weights else None,
+                    clock.time() + 1e12,
+                )
                 for request in requests
             ]
             done = await asyncio.gather(*map(pool.submit, jobs))

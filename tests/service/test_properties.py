@@ -27,6 +27,7 @@ from service.errors import NonFinite, Overflow
 from service.planner import Limits, Load, join, plan
 from service.repository import Repository
 from service.tensors import AttentionInputs, AttentionOutput, WireTensors
+from service.wanted import WantedWeights
 from tests.conftest import weights_of
 from tests.oracle import multi_head_attention
 from tests.strategies import (
@@ -78,7 +79,7 @@ class Served:
         projections = Projections(layer, inputs, calls.projections)
         for piece in calls.projections:
             projections.place(piece, self.engine.project(*gather_keys(inputs, piece)))
-        assembly = Assembly(inputs, layer, len(calls.parts), need_weights)
+        assembly = Assembly(inputs, layer, len(calls.parts), WantedWeights() if need_weights else None)
         for part in calls.parts:
             share = Share(inputs, part)
             if part.projected:
@@ -218,7 +219,7 @@ class TestJoined:
         first = 0
         for index in taken:
             request, rows = requests[index], slice(first, first + requests[index].batch)
-            assembly = Assembly(judged[index], layer, 1, need_weights=False)
+            assembly = Assembly(judged[index], layer, 1)
             assembly.place(shares[index].part, result.output[rows], None)
             output, _ = multi_head_attention(
                 served.weights, layer.num_heads, request.queries, request.keys, request.values, request.valid_lens

@@ -104,7 +104,7 @@ def job(engine: Engine, deadline: float, mark: float = 1.0) -> Job:
         "keys": np.ones((1, 3, LAYER.key_size), np.float32),
         "values": np.ones((1, 3, LAYER.value_size), np.float32),
     }
-    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), None, deadline)
 
 
 def run(test: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
@@ -519,7 +519,7 @@ def large_job(
         "valid_lens": lens,
     }
     tensors["queries"] += np.arange(num_rows, dtype=np.float32)[:, None, None]
-    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), need_weights=False, deadline=deadline)
+    return Job(engine, LAYER, AttentionInputs.parse(WireTensors(tensors), LAYER), None, deadline)
 
 
 class TestLargeRequest:
