@@ -63,11 +63,16 @@ class Inputs:
     digest: str
 
 
-def read_inputs(file: Path, layer: MultiHeadAttention) -> Inputs:
+def read_inputs(file: Path, layer: MultiHeadAttention, *, with_padding: bool = False) -> Inputs:
     """The entries of a .npz, .safetensors or .json file: queries, and if wanted keys, values, valid_lens, query_lens.
 
     The service's rules hold (docs/api.md). Without keys, and with one valid length an entry, queries beyond that length
     are padding as the keys are, and left out.
+
+    Args:
+        file: of the tensors.
+        layer: that they are for.
+        with_padding: whether keys stay that no query reads, as zeros, to be shown.
 
     Raises:
         HeadsError: there is no such file, or what it holds are not inputs of this layer.
@@ -84,10 +89,11 @@ def read_inputs(file: Path, layer: MultiHeadAttention) -> Inputs:
         raise HeadsError(f"{file}: {error}") from error
     lens = wire.tensors.get("valid_lens")
     one_length_an_entry = isinstance(lens, np.ndarray) and lens.ndim == 1
-    return Inputs(tuple(_entries(inputs, one_length_an_entry)), hashlib.sha256(content).hexdigest())
+    entries = _entries(inputs, one_length_an_entry, with_padding)
+    return Inputs(tuple(entries), hashlib.sha256(content).hexdigest())
 
 
-def _entries(inputs: AttentionInputs, one_length_an_entry: bool) -> Iterator[Entry]:
+def _entries(inputs: AttentionInputs, one_length_an_entry: bool, with_padding: bool) -> Iterator[Entry]:
     is_self = inputs.keys is inputs.queries
     for row, (start, length) in enumerate(zip(inputs.queries.starts, inputs.queries.lengths, strict=True)):
         queries, lens = inputs.queries.entry(row), inputs.valid_lens[start : start + length]
@@ -95,13 +101,14 @@ def _entries(inputs: AttentionInputs, one_length_an_entry: bool) -> Iterator[Ent
             queries, lens = queries[: lens[0]], lens[: lens[0]]
         # A row of length 0 averages all keys, so that then none may be left out.
         extent = int(inputs.extents[row])
+        padding = int(inputs.keys.lengths[row]) - extent if with_padding else 0
         keys, values = inputs.keys.entry(row)[:extent], inputs.values.entry(row)[:extent]
         # Copies, since the file's own memory is read only.
-        yield Entry(_copy(queries), _copy(keys), _copy(values), _copy(lens), is_self)
+        yield Entry(_copy(queries), _copy(keys, padding), _copy(values, padding), _copy(lens), is_self)
 
 
-def _copy(array: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.array(array))
+def _copy(array: NDArray[Any], padding: int = 0) -> Tensor:
+    return torch.from_numpy(np.pad(array, ((0, padding), *((0, 0),) * (array.ndim - 1))))
 
 
 @final

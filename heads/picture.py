@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from heads.errors import HeadsError
-from heads.inputs import Labels
+from heads.inputs import Entry, Labels
 from heads.measures import Habit
 from heads.sweep import RANDOM, Point
 
@@ -28,16 +29,14 @@ _METADATA: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def heat_maps(
-    weights: Tensor, valid_lens: Tensor, heads: Sequence[int], of_heads: Sequence[Habit], labels: Labels
-) -> Figure:
+def heat_maps(weights: Tensor, entry: Entry, heads: Sequence[int], of_heads: Sequence[Habit], labels: Labels) -> Figure:
     """One heat map a head, (Q, K), all on one colour scale from 0 to the largest weight shown, which its bar explains.
 
     Keys beyond a query's valid length are hatched: nothing is read there.
 
     Args:
         weights: (H, Q, K).
-        valid_lens: (Q,).
+        entry: that they are of.
         heads: which of them to draw, in this order.
         of_heads: their habits, as long as `weights`.
         labels: of queries and keys; numbers stand in for those that are missing.
@@ -50,7 +49,7 @@ def heat_maps(
     height = float(np.clip(0.22 * num_queries + 1.1, 2.2, 6.5))
     figure = Figure(figsize=(columns * width + 1.0, rows * height + 0.3), layout="constrained")
     grid: Any = figure.subplots(rows, columns, squeeze=False)
-    lengths = valid_lens.numpy()[:, None]
+    lengths = entry.valid_lens.numpy()[:, None]
     beyond = (np.arange(num_kv) >= lengths) & (lengths > 0)
     largest = float(shown.max())
     for place, axes in enumerate(grid.flat):
@@ -59,9 +58,8 @@ def heat_maps(
             continue
         image = _draw(axes, np.ma.masked_array(shown[place], beyond), largest)
         habit = of_heads[heads[place]]
-        axes.set_title(
-            f"head {heads[place]}\n{habit.entropy_bits:.1f} bits, reach {habit.reach:.1f}", fontsize=9, loc="left"
-        )
+        reach = f", reach {habit.reach:.1f}" if entry.is_self else ""
+        axes.set_title(f"head {heads[place]}\n{habit.entropy_bits:.1f} bits{reach}", fontsize=9, loc="left")
         _tick(axes.xaxis, labels.keys, num_kv, rotation=90)
         _tick(axes.yaxis, labels.queries, num_queries, rotation=0)
         if place % columns == 0:
@@ -136,7 +134,8 @@ def _draw(axes: Axes, values: Any, largest: float) -> Any:
 
 def _tick(axis: Any, labels: Sequence[str], count: int, *, rotation: int) -> None:
     if not labels:
-        return  # matplotlib numbers them
+        axis.set_major_locator(MaxNLocator(integer=True))
+        return
     step = math.ceil(count / _MOST_LABELS)
     axis.set_ticks(range(0, count, step), [_plain(label) for label in labels[::step]], rotation=rotation)
 

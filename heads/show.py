@@ -33,7 +33,7 @@ def show(source: Source, file: Path, question: Question, out: Path) -> None:
         HeadsError: a file, an entry or a head that is none.
     """
     check_picture("--out", out)
-    entries = read_inputs(file, source.layer).entries
+    entries = read_inputs(file, source.layer, with_padding=True).entries
     number = question.entry
     if number >= len(entries):
         raise HeadsError(f"--entry {number}: {file} has {len(entries)}, counted from 0")
@@ -42,7 +42,7 @@ def show(source: Source, file: Path, question: Question, out: Path) -> None:
     labels = Labels() if question.labels is None else read_labels(question.labels, number, entry)
     weights = look(source.layer, entry).weights
     of_heads = habits(weights, entry.valid_lens)
-    save(heat_maps(weights, entry.valid_lens, chosen, of_heads, labels), "--out", out)
+    save(heat_maps(weights, entry, chosen, of_heads, labels), "--out", out)
     rows = [_row(head, of_heads[head], is_self=entry.is_self) for head in chosen]
     console = Console()
     print_table(console, ("head", "entropy", "of the most", "reach", "largest weight"), rows)

@@ -67,6 +67,12 @@ class TestShow:
         assert signature == b"\x89PNG\r\n\x1a\n"
         assert width > 600
         assert height > 300
+        ended = heads("show", SEEDS, "--model", seeds_repository / "attention" / "1", "--out", tmp_path / "heads.svg")
+        assert ended.returncode == 0, ended.stderr
+        # The three keys that do not count are there, hatched.
+        drawing = (tmp_path / "heads.svg").read_text()
+        assert re.search(r"<pattern", drawing)
+        assert {str(key) for key in range(6)} <= set(re.findall(r">(\d)</text>", drawing))
 
     def test_chosen_heads_with_labels(self, tmp_path: Path, seeds_repository: Path, inputs: Path) -> None:
         """As SVG, whose text is that of the labels; the same picture has the same bytes."""

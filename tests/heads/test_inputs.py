@@ -33,6 +33,18 @@ def test_cross_attention_ends_at_the_longest_valid_length(tmp_path: Path) -> Non
     np.testing.assert_array_equal(first.keys, KEYS[0, :2])
 
 
+def test_padding_stays_where_it_is_to_be_shown(tmp_path: Path) -> None:
+    """As zeros, whatever stood there, so that nothing of it can reach a result."""
+    keys = KEYS.copy()
+    keys[0, 2:] = np.nan
+    np.savez(tmp_path / "x.npz", queries=QUERIES, keys=keys, valid_lens=np.array([2, 3]))
+    first, second = read_inputs(tmp_path / "x.npz", LAYER, with_padding=True).entries
+    assert first.keys.shape == second.values.shape == (4, 6)
+    np.testing.assert_array_equal(first.keys[:2], KEYS[0, :2])
+    assert not first.keys[2:].any()
+    assert not second.keys[3:].any()
+
+
 def test_self_attention_leaves_padded_queries_out(tmp_path: Path) -> None:
     """One length an entry is that of its queries, too; lengths of each query say nothing of padding."""
     safetensors.numpy.save_file({"queries": QUERIES, "valid_lens": np.array([2, 3])}, tmp_path / "x.safetensors")
