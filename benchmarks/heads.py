@@ -301,7 +301,7 @@ def _agreement(
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def main(folder: Path) -> None:
-    """Do the study of docs/heads.md in FOLDER (a quarter of an hour; speeds want nothing else running)."""
+    """Do the study of docs/heads.md in FOLDER (20 minutes; speeds want nothing else running)."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder()
     fitted, held_out = pairs()
@@ -319,10 +319,10 @@ def main(folder: Path) -> None:
         mha("heads", "show", inputs, "--model", model, "--entry", entry, "--labels", labels, "--out", picture)
     grown = losses_without_each(encoder, fitted)
     truth = {
-        method: agreement(
-            list(itertools.chain.from_iterable(grown)),
-            [head["mean"] for layer in LAYERS for head in layers[layer]["methods"][method]["heads"]],
-        )
+        method: [
+            agreement(grown[layer], [head["mean"] for head in layers[layer]["methods"][method]["heads"]])
+            for layer in LAYERS
+        ]
         for method in ("leave-one-out", "gradient")
     }
     found = {

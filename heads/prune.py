@@ -146,7 +146,7 @@ def prune(
         "by chance": _by_chance(trial, point),
         "serve it": f"mha serve --models {destination.repository}",
     }
-    say(console, *(f"{name:10} {value}" for name, value in rows.items()), *_doubts(trial))
+    say(console, *(f"{name:10} {value}" for name, value in rows.items()), *(_doubts(trial) if settings.refit else ()))
 
 
 def sweep(
@@ -271,7 +271,7 @@ def _origin(trial: Trial, point: Point, error: float) -> dict[str, Any]:
 def _doubts(trial: Trial) -> list[str]:
     layer, fitted_on = trial.source.layer, trial.split.fitted_on
     features = layer.num_heads * layer.head_size
-    if not trial.settings.refit or fitted_on.rows >= _ROWS_A_FEATURE * features:
+    if fitted_on.rows >= _ROWS_A_FEATURE * features:
         return []
     doubt = f"W_o was fitted to {fitted_on.rows} queries, with {features} features to weigh: it may follow their chance"
     return [f"note       {doubt}; give more inputs"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from heads.cli import heads
 from loadtest.cli import measure
 from service.http.errors import STATUS
 from service.http.parameters import NAMES
@@ -65,6 +66,19 @@ class TestLoadTest:
         documented = {flag for row in rows for flag in re.findall(r"(?<![\w-])--?[\w-]+", row)}
         options = {flag for option in measure.params for flag in option.opts if flag.startswith("-")}
         assert documented == options
+
+
+class TestHeads:
+    @pytest.mark.parametrize("name", sorted(heads.commands))
+    def test_every_option_is_documented(self, name: str) -> None:
+        """Each is named by the document, and the document names no other."""
+        documented = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", (ROOT / "docs" / "heads.md").read_text()))
+        options = {
+            command: {flag for option in heads.commands[command].params for flag in option.opts if flag[:2] == "--"}
+            for command in heads.commands
+        }
+        assert options[name] <= documented
+        assert documented <= set().union(*options.values())
 
 
 class TestContainer:
