@@ -21,7 +21,7 @@ import { heatMap, legend } from "./heatmap.js";
  */
 export function drawEntry(shown, entry, labels) {
   const read = (text) => byId("readout").replaceChildren(text);
-  byId("timing").replaceChildren(...pairs(shown.answer.timing));
+  byId("timing").replaceChildren(...pairs(shown.answer.timing.map(([stage, ms]) => [stage, `${ms} ms`])));
   drawWeights(shown, entry, labels, read);
   drawOutput(shown.answer.output[entry], labels, read);
 }
