@@ -62,6 +62,13 @@ def test_is_smaller_and_apart() -> None:
     assert torch.equal(pruned.W_q.weight, before)
 
 
+def test_order_says_nothing() -> None:
+    """Heads stay in the order in which the layer has them, so that the same heads are the same layer."""
+    one, other = (answer_of(keep_heads(layer_of("dot_product", bias=True), heads)) for heads in ([0, 2, 3], [3, 0, 2]))
+    for got, wanted in zip(other, one, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_of_a_pruned_layer() -> None:
     """Pruning twice is pruning once."""
     layer = layer_of("dot_product", bias=True)

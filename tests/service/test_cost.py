@@ -42,3 +42,12 @@ def test_projections_and_the_rest_are_the_whole() -> None:
     assert row_flops(LAYER, 5, 7) == projection_flops(LAYER, 7) + attend_flops(LAYER, 5, 7)
     assert projection_flops(LAYER, 7) == 2 * 7 * 21 * (13 + 17)
     assert attend_flops(LAYER, 5, 7) == 2 * 5 * 21 * (11 + 21) + 2 * (2 * 5 * 7 * 21)
+
+
+def test_heads_that_are_gone_cost_nothing() -> None:
+    """Every operation of a layer is some head's: two of three cost two thirds, though the output is as wide."""
+    pruned = LAYER.model_copy(update={"num_heads": 2})
+    assert pruned.num_hiddens == LAYER.num_hiddens
+    assert 3 * row_flops(pruned, 5, 7) == 2 * row_flops(LAYER, 5, 7)
+    assert 3 * attend_flops(pruned, 5, 7) == 2 * attend_flops(LAYER, 5, 7)
+    assert 3 * projection_flops(pruned, 7) == 2 * projection_flops(LAYER, 7)
