@@ -36,6 +36,7 @@ class TestHelp:
         assert result.exit_code == 0
         assert re.findall(r"^  (\w+) +[A-Z].*\.$", result.output, re.MULTILINE) == [
             "export",
+            "heads",
             "health",
             "inspect",
             "loadtest",

@@ -103,7 +103,7 @@ def test_any_mix_leaves_bit_for_bit(
         binary = {"output": binary["output"]}
     output = output / max(1.0, float(np.abs(output).max()))  # fits every dtype
     answer = AttentionOutput.cast(output, weights, DTYPES[datatype])
-    request = InferRequest(identifier, WireTensors({}), binary, None)
+    request = InferRequest(identifier, WireTensors({}), binary, None, None)
     response = encode_response("layer", 3, request, answer)
     body = b"".join(response.chunks)
     header = json.loads(body[: response.header_length])
@@ -131,7 +131,7 @@ def test_binary_is_not_copied() -> None:
     body, length = body_of([("queries", "FP32", values, "binary")])
     got = decode_request(body, length).tensors.tensors["queries"]
     assert np.shares_memory(got, np.frombuffer(body, np.uint8))
-    request = InferRequest(None, WireTensors({}), {"output": True}, None)
+    request = InferRequest(None, WireTensors({}), {"output": True}, None, None)
     response = encode_response("layer", 1, request, AttentionOutput.cast(values, None, np.dtype(np.float32)))
     assert np.shares_memory(np.frombuffer(response.chunks[1], np.uint8), values)
 
@@ -292,7 +292,7 @@ def test_half_precision_answer_as_json() -> None:
     """An FP16 answer that is wanted as JSON is refused, since the protocol has no such thing."""
     answer = AttentionOutput.cast(np.zeros((1, 1, 1), np.float32), None, np.dtype(np.float16))
     with pytest.raises(InvalidDtype, match="FP16 exists only as binary"):
-        encode_response("layer", 1, InferRequest(None, WireTensors({}), {"output": False}, None), answer)
+        encode_response("layer", 1, InferRequest(None, WireTensors({}), {"output": False}, None, None), answer)
 
 
 @settings(max_examples=300, deadline=None)
