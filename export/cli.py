@@ -1,6 +1,5 @@
 """`mha export`: options in, a table out."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, final
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from export.artifact import Destination
 from export.errors import ExportError
 from export.parity import CaseResult, comparisons
-from export.pipeline import Precision, export_layer
+from export.pipeline import Precision, checkpoint_source, export_layer
 from export.precision import PRECISIONS
 from model.attention import MultiHeadAttention, seeded_layer
 from model.checkpoint import LAYOUTS, CheckpointError, load_layer
@@ -79,14 +78,7 @@ def _layer(options: dict[str, Any]) -> tuple[MultiHeadAttention, dict[str, Any]]
         raise click.UsageError(f"{', '.join(unwanted)}: the checkpoint decides this; leave it out")
     path: Path = options["checkpoint"]
     loaded = load_layer(path, prefix=options["prefix"], layout=options["layout"], num_heads=options["num_heads"])
-    source = {
-        "kind": "checkpoint",
-        "file": path.name,
-        "sha256": _sha256(path),
-        "layout": loaded.layout,
-        "prefix": loaded.prefix,
-    }
-    return loaded.layer, source
+    return loaded.layer, checkpoint_source(path, loaded)
 
 
 def _random_layer(options: dict[str, Any]) -> tuple[MultiHeadAttention, dict[str, Any]]:
@@ -111,11 +103,6 @@ def _random_layer(options: dict[str, Any]) -> tuple[MultiHeadAttention, dict[str
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @final

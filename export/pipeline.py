@@ -1,5 +1,6 @@
 """Export from end to end: convert, inspect, prove, publish; each step a gate, nothing published before the last."""
 
+import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from export.parity import CaseResult, check_parity, save_reference
 from export.precision import at_precision
 from export.signature import LOWERINGS, LayerSpec, LoweringSpec
 from model.attention import MultiHeadAttention
+from model.checkpoint import LoadedLayer
 
 
 @final
@@ -76,6 +78,15 @@ def export_layer(
         progress.step("publish")
         publish(staged, destination, content)
     return content
+
+
+def checkpoint_source(path: Path, loaded: LoadedLayer) -> dict[str, Any]:
+    """Where a layer comes from that was read from a checkpoint, for the manifest."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "kind": "checkpoint", "file": path.name, "sha256": digest, "layout": loaded.layout, "prefix": loaded.prefix,
+    }  # fmt: skip
 
 
 def _lower(layer: MultiHeadAttention, lowering: LoweringSpec, progress: Progress) -> Lowering:

@@ -132,9 +132,9 @@ def prune(
     num_heads = trial.source.layer.num_heads
     error = trial.error_of(point)
     origin = _origin(trial, point, error)
-    silent = _Silent(Console(stderr=True))
+    steps_shown = _Steps(Console(stderr=True))
     try:
-        export_layer(trial.pruned(point), origin, destination, silent)
+        export_layer(trial.pruned(point), origin, destination, steps_shown)
     except ExportError as failed:
         raise HeadsError(f"{failed}\nNothing was published.") from failed
     alone = settings.held_out is None and trial.split.held_out_entries == trial.split.fitted_entries
@@ -297,7 +297,7 @@ def _print_sweep(trial: Trial, faster: Mapping[int, float], console: Console) ->
 
 
 @final
-class _Silent:
+class _Steps:
     """Steps of the export, on a line each."""
 
     def __init__(self, console: Console) -> None:

@@ -161,7 +161,8 @@ def _begun(path: Path, question: Question) -> dict[int, Scores]:
         raise HeadsError(
             f"--out {path}: is a ranking with other {' and '.join(differing)}; choose another, or remove it"
         )
-    return {int(entry): scores for entry, scores in found["scores"].items() if int(entry) in set(question.entries)}
+    wanted = set(question.entries)
+    return {int(entry): scores for entry, scores in found["scores"].items() if int(entry) in wanted}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from export.convert import rebuild, spec_of
+from export.pipeline import checkpoint_source
 from export.signature import LayerSpec
 from export.weights import weights_of
 from heads.errors import HeadsError
@@ -78,9 +79,4 @@ def from_checkpoint(path: Path, prefix: str | None, layout: str, num_heads: int 
         loaded = load_layer(path, prefix=prefix, layout=layout, num_heads=num_heads)
     except CheckpointError as error:
         raise HeadsError(f"--checkpoint {error}") from error
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    origin = {
-        "kind": "checkpoint", "file": path.name, "sha256": digest, "layout": loaded.layout, "prefix": loaded.prefix,
-    }  # fmt: skip
-    return Source(loaded.layer, origin, None)
+    return Source(loaded.layer, checkpoint_source(path, loaded), None)
